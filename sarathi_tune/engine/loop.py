@@ -1,6 +1,6 @@
 """The engine: plan a step, have it computed, and give the tokens out."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sarathi_tune.config.engine import EngineConfig
 from sarathi_tune.engine.executor import Clock, Executor
@@ -73,8 +73,8 @@ class Engine:
 
     @property
     def num_free_pages(self) -> int:
-        """Pages nobody owns."""
-        return self._queue.pool.num_free
+        """Pages that no request owns; cached ones included."""
+        return self._queue.num_available_pages
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises RequestRefusedError when it can never be served."""
@@ -93,7 +93,7 @@ class Engine:
             return None
         start_s = self._clock.now_s()
         preempted_before = self._queue.num_preemptions
-        plan = self._scheduler.plan()
+        plan = replace(self._scheduler.plan(), swaps=self._queue.take_swaps())
         assert len(plan) > 0, "work is waiting and nothing was scheduled"
         tokens = self._executor.execute(plan)
         end_s = self._clock.now_s()
@@ -110,11 +110,15 @@ class Engine:
         self._num_steps += 1
         return result
 
+    def forget_cache(self) -> None:
+        """Empty the prefix cache of every page that no request uses."""
+        self._queue.forget_cache()
+
     def check_idle(self) -> None:
         """Assert that nothing is queued and every page is free."""
         assert not self.has_work, "the engine is not idle"
         self._queue.check_integrity()
-        assert self._queue.pool.num_free == self.config.num_pages, "a page is lost"
+        assert self._queue.num_available_pages == self.config.num_pages, "a page is lost"
 
     def check_integrity(self) -> None:
         """Assert that the page pool and the requests agree; costs time in proportion to the pool."""
@@ -124,7 +128,7 @@ class Engine:
         sampled = iter(tokens)
         emissions = []
         for piece in plan:
-            piece.request.num_computed = piece.stop
+            self._queue.computed(piece.request, piece.stop)
             if piece.samples:
                 emissions.append(self._emit(piece.request, next(sampled)))
         assert next(sampled, None) is None, "the executor returned more tokens than slices that sample"

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from sarathi_tune.engine.request import Request
 
@@ -56,10 +57,24 @@ class StepShape:
 
 
 @dataclass(frozen=True, slots=True)
+class Swap:
+    """A transfer of a request's K and V between the cache and host memory, done before the step is computed.
+
+    `out` copies `pages` to the host, `in` fills `pages` (in the request's order) from what was copied out, `drop`
+    forgets the copy of a request that ended meanwhile.
+    """
+
+    direction: Literal["out", "in", "drop"]
+    request_id: int
+    pages: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
-    """The slices of one step. Never empty when handed to an executor."""
+    """The slices of one step, and the swaps to be done before, in order. An executor never gets an empty plan."""
 
     slices: tuple[Slice, ...]
+    swaps: tuple[Swap, ...] = ()
 
     def __iter__(self) -> Iterator[Slice]:
         return iter(self.slices)

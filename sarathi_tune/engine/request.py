@@ -15,6 +15,7 @@ class RequestState(Enum):
 
     WAITING = "waiting"
     RUNNING = "running"
+    SWAPPED = "swapped"
     FINISHED = "finished"
     ABORTED = "aborted"
 

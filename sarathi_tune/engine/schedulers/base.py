@@ -30,6 +30,28 @@ class Scheduler(ABC):
         self.queue.grow(request, stop)
         return Slice(request, request.num_computed, count, is_decode=False, samples=stop == request.num_tokens)
 
+    def split_running(self) -> tuple[list[Request], list[Request]]:
+        """Running requests as (decodes, prefills in progress), each in the order of admission."""
+        decodes: list[Request] = []
+        prefills: list[Request] = []
+        for request in self.queue.running:
+            (decodes if request.is_decoding else prefills).append(request)
+        return decodes, prefills
+
+    def admit_whole_prompts(self, limit_tokens: int) -> list[Slice]:
+        """Admit waiting requests whose whole prompts fit into `limit_tokens` together; a single longer one is taken
+        alone, since without chunking it has to be computed at some time."""
+        slices: list[Slice] = []
+        granted = 0
+        queue = self.queue
+        while queue.waiting and queue.can_admit(queue.waiting[0]):
+            if slices and granted + queue.waiting[0].num_uncomputed > limit_tokens:
+                break
+            request = queue.admit()
+            slices.append(self.chunk_slice(request, request.num_uncomputed))
+            granted += slices[-1].count
+        return slices
+
     def make_room_for_decodes(self) -> None:
         """Preempt decodes, the one admitted last first, until every other one has a page for its next token."""
         queue = self.queue

@@ -6,7 +6,6 @@ than one budgeted step.
 """
 
 from sarathi_tune.engine.plan import Slice, StepPlan
-from sarathi_tune.engine.request import Request
 from sarathi_tune.engine.schedulers.base import Scheduler
 
 
@@ -15,7 +14,7 @@ class SarathiScheduler(Scheduler):
 
     def plan(self) -> StepPlan:
         self.make_room_for_decodes()
-        decodes, prefills = self._split_running()
+        decodes, prefills = self.split_running()
         slices = [self.decode_slice(request) for request in decodes]
         left = self.config.token_budget - len(slices)
         # a prompt is only ever finished with tokens to spare, so there are never more decodes than tokens
@@ -27,13 +26,6 @@ class SarathiScheduler(Scheduler):
             left -= slices[-1].count
         self._admit_new(slices, left)
         return StepPlan(tuple(slices))
-
-    def _split_running(self) -> tuple[list[Request], list[Request]]:
-        decodes: list[Request] = []
-        prefills: list[Request] = []
-        for request in self.queue.running:
-            (decodes if request.is_decoding else prefills).append(request)
-        return decodes, prefills
 
     def _admit_new(self, slices: list[Slice], left_tokens: int) -> None:
         queue = self.queue
