@@ -24,11 +24,307 @@ class Notice:
         return {"code": self.code, "severity": self.severity, "cause": self.cause, "remedy": self.remedy}
 
 
-def machine_busy(load_1m: float, cores: int) -> Notice:
-    """Something else was running while we measured."""
+def machine_busy(load_1m: float, cores: int, other_cores: float) -> Notice:
+    """Other processes used the cores while we measured: `other_cores` CPUs' worth on average."""
     return Notice(
         "machine-busy",
         "warning",
-        f"The machine was busy while measuring: load average {load_1m:.1f} on {cores} cores.",
+        f"Other processes used {other_cores:.1f} of {cores} cores while measuring (load average {load_1m:.1f}).",
         "Stop the other work and measure again; step times on a shared machine are too long and too noisy.",
+    )
+
+
+def prompts_clamped(workload: str, count: int, total: int, max_model_len: int) -> Notice:
+    """The tail of a workload's lengths doesn't fit the model's context."""
+    return Notice(
+        "prompts-clamped",
+        "warning",
+        f"{count} of {total} requests of workload {workload!r} were longer than the model's context of "
+        f"{max_model_len} tokens and were shortened.",
+        "Use a model with a longer context or a shorter workload; the longest prompts are missing here.",
+    )
+
+
+def cpu_stolen(share: float) -> Notice:
+    """The host of this virtual machine gave its cores to somebody else."""
+    return Notice(
+        "cpu-stolen",
+        "warning",
+        f"The host took {share:.0%} of this virtual machine's CPU time away while measuring (steal time).",
+        "Use a machine with dedicated cores, or measure again at a quieter time.",
+    )
+
+
+def cgroup_throttled(throttled_s: float, duration_s: float) -> Notice:
+    """The container ran out of CPU quota."""
+    return Notice(
+        "cgroup-throttled",
+        "warning",
+        f"The container's CPU quota stopped threads for {throttled_s:.1f} s in all while measuring "
+        f"({duration_s:.1f} s).",
+        "Raise the CPU limit of the container, or pass --threads with at most the quota in whole CPUs.",
+    )
+
+
+def more_threads_than_allowed(threads: int, cores: int, quota: float | None) -> Notice:
+    """More compute threads were asked for than affinity and quota allow."""
+    allowed = f"{cores} cores" if quota is None or quota >= cores else f"a CPU quota of {quota:g}"
+    return Notice(
+        "more-threads-than-quota",
+        "warning",
+        f"{threads} threads compute, and this process may use {allowed}.",
+        "Leave --threads out, so that it follows affinity and quota: threads that wait for a stopped one make steps "
+        "many times slower.",
+    )
+
+
+def noise_high(noise: float, limit: float) -> Notice:
+    """The same shape measured twice gave two results."""
+    return Notice(
+        "noise-high",
+        "warning",
+        f"The same step measured under two labels differed by {noise:.1%} (limit {limit:.0%}).",
+        "Stop other work, fix the clocks where you can, and measure again; differences below this can't be told apart.",
+    )
+
+
+def nvml_missing() -> Notice:
+    """There is a GPU and no library to read its clocks."""
+    return Notice(
+        "nvml-missing",
+        "warning",
+        "The GPU's clocks and throttling are not recorded: the Python package nvidia-ml-py is not installed.",
+        "Install it with: pip install 'sarathi-tune[gpu]'.",
+    )
+
+
+def nvml_denied(what: tuple[str, ...], reason: str) -> Notice:
+    """NVML refused to answer, as it does within a MIG slice or a container without the management library."""
+    return Notice(
+        "nvml-denied",
+        "warning",
+        f"NVML refused {', '.join(what)} ({reason}): throttling and other users of this GPU can't be seen.",
+        "On a MIG slice ask the administrator for access, or watch the clocks from the host; in a container add the "
+        "driver capability 'utility'. Nothing was assumed in place of the missing values.",
+    )
+
+
+def gpu_throttled(reasons: tuple[str, ...], low_mhz: int | None, high_mhz: int | None) -> Notice:
+    """The GPU lowered its clocks while we measured. A power cap alone is normal under full load."""
+    clocks = "" if low_mhz is None else f" (SM clock {low_mhz} to {high_mhz} MHz)"
+    return Notice(
+        "gpu-throttled",
+        "info" if reasons == ("power-cap",) else "warning",
+        f"The GPU was held back by {', '.join(reasons)}{clocks} while measuring.",
+        "Check cooling and power limit; with locked clocks (nvidia-smi --lock-gpu-clocks) step times repeat better.",
+    )
+
+
+def gpu_shared(num_processes: int) -> Notice:
+    """Somebody else computes on the same GPU."""
+    return Notice(
+        "gpu-shared",
+        "warning",
+        f"{num_processes} processes compute on this GPU.",
+        "Stop the others (nvidia-smi lists them) and measure again: they take memory and make steps longer.",
+    )
+
+
+def profile_row_rejected(row: str, row_ms: float, other: str, other_ms: float) -> Notice:
+    """A row of the profile is slower than one that contains it, and was left out of the fit."""
+    return Notice(
+        "profile-row-rejected",
+        "warning",
+        f"Non-monotone profile: step {row} took {row_ms:.4g} ms and the larger or smaller step {other} took "
+        f"{other_ms:.4g} ms, which can't both be right. {row} was left out of the fit.",
+        f"Measure {row} again after a warm-up; the first samples of a shape are often slow.",
+    )
+
+
+def profile_not_monotone(row: str, row_ms: float, larger: str, larger_ms: float) -> Notice:
+    """More rows contradict each other than may be left out."""
+    return Notice(
+        "profile-not-monotone",
+        "warning",
+        f"Non-monotone profile: step {row} ({row_ms:.4g} ms) is slower than the larger step {larger} "
+        f"({larger_ms:.4g} ms), and too many rows are like this to leave them out.",
+        "Measure again on an idle machine, with warm-up.",
+    )
+
+
+def profile_without_repeats() -> Notice:
+    """Every row has one or two times: there is no spread to take a p99 from."""
+    return Notice(
+        "profile-no-repeats",
+        "warning",
+        "The profile has no repeated times, so there is no spread: the p99 of a step is taken to be its typical time.",
+        "Give every row the list of its single times, or leave headroom below the SLO.",
+    )
+
+
+def few_repeats(count: int) -> Notice:
+    """Fewer repeated times than a p99 needs."""
+    return Notice(
+        "few-repeats",
+        "info",
+        f"The spread of step times rests on {count} repeats; a 95 % bound on a p99 needs 299.",
+        "Profile with more rounds if the interval is too wide.",
+    )
+
+
+def budget_extrapolated(tokens: int, measured_tokens: int) -> Notice:
+    """The answer lies outside the token counts that were timed."""
+    side = "above the largest" if tokens > measured_tokens else "below the smallest"
+    return Notice(
+        "budget-extrapolated",
+        "warning",
+        f"The budget of {tokens:,} tokens lies {side} step that was timed ({measured_tokens:,} tokens).",
+        "Time steps of about this size before relying on it.",
+    )
+
+
+def load_extrapolated(what: str, asked: int, measured: int) -> Notice:
+    """The question asks for more decodes, context or prefix than any row has."""
+    return Notice(
+        "load-extrapolated",
+        "warning",
+        f"The question's {what} of {asked:,} is beyond the profile's largest ({measured:,}).",
+        f"Time steps with this {what} before relying on the budget.",
+    )
+
+
+def decode_cost_unknown() -> Notice:
+    """The profile has no decodes in it."""
+    return Notice(
+        "decode-cost-unknown",
+        "warning",
+        "No row of the profile has decodes, so each decode is priced like a prompt token without its context.",
+        "Add decode rows (decodes and context) to the profile; the budget is an upper bound until then.",
+    )
+
+
+def hybrid_not_measured() -> Notice:
+    """Decodes and chunks were timed, but never in one step."""
+    return Notice(
+        "hybrid-not-measured",
+        "info",
+        "No row of the profile has decodes and a chunk in one step: hybrid steps are composed from pure ones, with an "
+        "interval widened by 5 %.",
+        "Add hybrid rows (decodes, context and chunk) to the profile.",
+    )
+
+
+def seqs_beyond_decodes(max_num_seqs: int, decodes: int) -> Notice:
+    """The engine may run more decodes than the budget was derived for."""
+    return Notice(
+        "seqs-beyond-decodes",
+        "info",
+        f"The budget holds for {decodes:,} running decodes; max_num_seqs allows {max_num_seqs:,}.",
+        f"Set --max-num-seqs {decodes} to turn the assumption into a limit.",
+    )
+
+
+def run_interrupted() -> Notice:
+    """A load run ended before its window did."""
+    return Notice(
+        "run-interrupted",
+        "warning",
+        "The run was interrupted before all of its requests were sent and followed to their end.",
+        "Run it again to the end; what is shown covers only the part that ran.",
+    )
+
+
+def rate_not_delivered(sent: int, intended: int) -> Notice:
+    """The client sent fewer requests than the rate asks for."""
+    return Notice(
+        "rate-not-delivered",
+        "warning",
+        f"Only {sent} of the {intended} requests that the rate asks for were sent.",
+        "Lower the rate, or raise whatever held the requests back; this run does not speak for the rate it names.",
+    )
+
+
+def client_lag(lag_p99_ms: float, limit_ms: float) -> Notice:
+    """The client itself was late, which would be billed to the engine."""
+    return Notice(
+        "client-lag",
+        "warning",
+        f"The load generator was late: p99 {lag_p99_ms:.2f} ms behind its schedule, {limit_ms:.2f} ms are allowed.",
+        "Stop other work on this machine or give the load generator a core of its own, then run again.",
+    )
+
+
+def batch_not_met(seen: int, wanted: int) -> Notice:
+    """No prompt was computed beside as many decodes as the answer is about."""
+    cause = (
+        "No prompt was computed beside running decodes"
+        if seen == 0
+        else f"The prompts met at most {seen} running decodes, and the run is to speak for {wanted}"
+    )
+    return Notice(
+        "batch-not-met",
+        "warning",
+        f"{cause}: the tail looks better than it would be under load.",
+        "Raise the rate or run for longer, so that prompts arrive while the batch is full.",
+    )
+
+
+def preempted(count: int) -> Notice:
+    """Requests lost their KV pages and were computed again."""
+    return Notice(
+        "preempted",
+        "warning",
+        f"Requests were preempted {count} times because the KV cache was full.",
+        "Give the KV cache more memory or lower --max-num-seqs; gaps caused by preemption don't depend on the budget.",
+    )
+
+
+def too_few_gaps(what: str, n: int, wanted: int) -> Notice:
+    """Too few gaps for the percentile of the SLO."""
+    return Notice(
+        "too-few-gaps",
+        "warning",
+        f"The run has {n} {what}, and a bound on the SLO's percentile needs at least {wanted}.",
+        "Run for longer or at a higher rate; the percentile shown is close to the largest gap seen.",
+    )
+
+
+def prefix_cache_hits(tokens: int) -> Notice:
+    """Prompts were partly found in the prefix cache although they are meant to be unlike each other."""
+    return Notice(
+        "prefix-cache-hits",
+        "warning",
+        f"{tokens} prompt tokens came from the prefix cache although every prompt is new.",
+        "Empty or switch off the prefix cache for the measurement; hits make the time to first token look too good.",
+    )
+
+
+def requests_failed(failed: int, intended: int, kinds: str) -> Notice:
+    """Too many requests failed for the percentiles to speak for all."""
+    return Notice(
+        "requests-failed",
+        "warning",
+        f"{failed} of {intended} requests failed or were not sent ({kinds}); percentiles only cover the others.",
+        "Find out why they failed before reading the percentiles; goodput counts them as missed.",
+    )
+
+
+def overloaded(delay_s: float, limit_s: float) -> Notice:
+    """The queue grew faster than it was served."""
+    return Notice(
+        "overloaded",
+        "warning",
+        f"The rate is not sustainable: requests waited {delay_s:.1f} s in the median before their first step, "
+        f"the limit is {limit_s:g} s.",
+        "Lower the rate: latencies of an overloaded run depend on how long it lasted.",
+    )
+
+
+def short_verification(requests: float, wanted: int, seconds: float) -> Notice:
+    """The capacity is so low that a run of acceptable length holds few requests."""
+    return Notice(
+        "short-verification",
+        "warning",
+        f"At this capacity a run of {seconds:.0f} s holds about {requests:.0f} requests, fewer than {wanted}.",
+        "Allow more time for verification, or use a workload with shorter requests; expect wide intervals.",
     )

@@ -38,10 +38,12 @@ class ModelConfig:
     rope_theta: float = 10_000.0
     rope_scaling: RopeScaling | None = None
     tie_embeddings: bool = False
+    #: On the query, key and value projections; `output_bias` is the output projection's.
     attention_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    #: Keys that a token sees in every layer, itself included; None is full attention.
     sliding_window: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
@@ -54,7 +56,11 @@ class ModelConfig:
         attention = self.hidden_size * (q + 2 * kv) + q * self.hidden_size
         if self.attention_bias:
             attention += q + 2 * kv
+        if self.output_bias:
+            attention += self.hidden_size
         mlp = 3 * self.hidden_size * self.intermediate_size
+        if self.mlp_bias:
+            mlp += 2 * self.intermediate_size + self.hidden_size
         norms = 2 * self.hidden_size + (2 * self.head_dim if self.qk_norm else 0)
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_embeddings else 2)
         return self.num_layers * (attention + mlp + norms) + embeddings + self.hidden_size

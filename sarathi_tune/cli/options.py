@@ -1,0 +1,206 @@
+"""The flags that several commands share, and how their text becomes values.
+
+Every flag arrives as text or None, so that a default stands in one place (`config/`) and a bad value gets a sentence of
+ours instead of a type's name.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from sarathi_tune.config.model import BYTES_PER_ELEMENT
+from sarathi_tune.config.run import DEFAULT_MODEL, DEFAULT_OUT_DIR, DEFAULT_WORKLOAD, DeviceConfig
+from sarathi_tune.config.slo import Slo
+from sarathi_tune.errors import UsageError
+from sarathi_tune.units import parse_duration_ms, parse_tokens
+
+_OBJECTIVE, _LOAD, _DEVICE, _OUTPUT = "Objective", "Model and load", "Device", "Output"
+
+SloItl = Annotated[
+    str | None,
+    typer.Option("--slo-itl", metavar="TIME", help="p99 time between tokens, e.g. 20ms.", rich_help_panel=_OBJECTIVE),
+]
+SloTtft = Annotated[
+    str | None,
+    typer.Option(
+        "--slo-ttft", metavar="TIME", help="p99 time to the first token, e.g. 1s.", rich_help_panel=_OBJECTIVE
+    ),
+]
+Overhead = Annotated[
+    str | None,
+    typer.Option(
+        "--overhead",
+        metavar="TIME",
+        help="Taken off the SLO for what a step doesn't show: HTTP, tokens to text, the network.",
+        rich_help_panel=_OBJECTIVE,
+    ),
+]
+Model = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        metavar="NAME|DIR",
+        help=f"A preset (random weights) or a directory with config.json. (default: {DEFAULT_MODEL})",
+        rich_help_panel=_LOAD,
+    ),
+]
+WorkloadName = Annotated[
+    str | None,
+    typer.Option(
+        "--workload",
+        metavar="NAME|FILE",
+        help=f"A workload by name, a YAML file, or fixed:PROMPT:OUTPUT. (default: {DEFAULT_WORKLOAD})",
+        rich_help_panel=_LOAD,
+    ),
+]
+MaxNumSeqs = Annotated[
+    str | None,
+    typer.Option("--max-num-seqs", metavar="N", help="Decodes that run at once.", rich_help_panel=_LOAD),
+]
+Context = Annotated[
+    str | None,
+    typer.Option("--context", metavar="N", help="Tokens of context per decode; 8k is 8192.", rich_help_panel=_LOAD),
+]
+Prefix = Annotated[
+    str | None,
+    typer.Option("--prefix", metavar="N", help="Tokens in the cache before the chunk.", rich_help_panel=_LOAD),
+]
+Rate = Annotated[
+    str | None,
+    typer.Option("--rate", metavar="R", help="Requests per second that will arrive.", rich_help_panel=_LOAD),
+]
+Device = Annotated[
+    str | None,
+    typer.Option("--device", metavar="auto|cpu|cuda", help="Where steps run. (default: auto)", rich_help_panel=_DEVICE),
+]
+Attention = Annotated[
+    str | None,
+    typer.Option(
+        "--attention", metavar="NAME", help="The attention back end. (default: auto)", rich_help_panel=_DEVICE
+    ),
+]
+Dtype = Annotated[
+    str | None,
+    typer.Option(
+        "--dtype", metavar="|".join(BYTES_PER_ELEMENT), help="(default: the model's own)", rich_help_panel=_DEVICE
+    ),
+]
+Threads = Annotated[
+    str | None,
+    typer.Option(
+        "--threads",
+        metavar="N",
+        help="CPU threads. (default: cores that this process may use)",
+        rich_help_panel=_DEVICE,
+    ),
+]
+Seed = Annotated[
+    str | None,
+    typer.Option(
+        "--seed", metavar="N", help="Of weights, requests and arrivals. (default: 0)", rich_help_panel=_DEVICE
+    ),
+]
+JsonTarget = Annotated[
+    str | None,
+    typer.Option(
+        "--json", metavar="FILE|-", help="Write the document there; - is stdout, alone.", rich_help_panel=_OUTPUT
+    ),
+]
+Out = Annotated[
+    str | None,
+    typer.Option(
+        "--out", metavar="DIR", help=f"Where runs are kept. (default: {DEFAULT_OUT_DIR})", rich_help_panel=_OUTPUT
+    ),
+]
+Quiet = Annotated[
+    bool,
+    typer.Option("--quiet", "-q", metavar="", help="No progress, and only the line to paste.", rich_help_panel=_OUTPUT),
+]
+Engines = Annotated[
+    bool, typer.Option("--engines", metavar="", help="Also print the flags of other engines.", rich_help_panel=_OUTPUT)
+]
+DryRun = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run", metavar="", help="Print the plan, its time and its memory; touch nothing.", rich_help_panel=_OUTPUT
+    ),
+]
+
+
+def parse_slo(itl: str | None, ttft: str | None, usage: str) -> Slo:
+    """The objective. Raises UsageError when there is none, with `usage` as the example."""
+    if itl is None:
+        raise UsageError(f"An objective is missing: {usage}")
+    return Slo(
+        itl_ms=parse_duration_ms(itl, "--slo-itl"),
+        ttft_ms=parse_duration_ms(ttft, "--slo-ttft") if ttft is not None else None,
+    )
+
+
+def parse_device(device: str | None, attention: str | None, dtype: str | None, threads: str | None) -> DeviceConfig:
+    """Where and how steps run."""
+    return DeviceConfig(
+        **given(
+            device=parse_choice(device, "--device", ("auto", "cpu", "cuda")),
+            attention=attention,
+            dtype=parse_choice(dtype, "--dtype", tuple(BYTES_PER_ELEMENT)),
+            threads=parse_count(threads, "--threads"),
+        )
+    )
+
+
+def parse_count(text: str | None, flag: str, smallest: int = 1) -> int | None:
+    """A whole number, at least `smallest`."""
+    if text is None:
+        return None
+    try:
+        value = int(text)
+    except ValueError:
+        raise UsageError(f"{flag} must be a whole number, not {text!r}.") from None
+    if value < smallest:
+        raise UsageError(f"{flag} must be at least {smallest}, not {value}.")
+    return value
+
+
+def parse_token_count(text: str | None, flag: str, *, zero: bool = False) -> int | None:
+    """A token count, `8k` included; 0 only where `zero` allows it."""
+    if text is None:
+        return None
+    return 0 if zero and text.strip() == "0" else parse_tokens(text, flag)
+
+
+def parse_rate(text: str | None, flag: str = "--rate") -> float | None:
+    """Requests per second, greater than zero."""
+    if text is None:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        raise UsageError(f"{flag} must be a number of requests per second, not {text!r}.") from None
+    if not (math.isfinite(value) and value > 0):
+        raise UsageError(f"{flag} must be a positive number of requests per second, not {text!r}.")
+    return value
+
+
+def parse_choice(text: str | None, flag: str, choices: Sequence[str]) -> Any:
+    """One of `choices`."""
+    if text is not None and text not in choices:
+        raise UsageError(f"{flag} must be one of {', '.join(choices)}, not {text!r}.")
+    return text
+
+
+def parse_list(text: str | None, parse: Any, flag: str) -> tuple[Any, ...]:
+    """`256,512,1k`: each part by `parse`."""
+    if text is None:
+        return ()
+    parts = [part.strip() for part in text.split(",")]
+    if not all(parts):
+        raise UsageError(f"{flag} must be values with commas between them, not {text!r}.")
+    return tuple(parse(part, flag) for part in parts)
+
+
+def given(**arguments: Any) -> dict[str, Any]:
+    """Those that aren't None: the others keep the default of the dataclass that they go to."""
+    return {name: value for name, value in arguments.items() if value is not None}

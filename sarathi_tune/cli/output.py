@@ -1,0 +1,78 @@
+"""Where a result goes, and which exit code it means."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sarathi_tune.cli.consoles import data_console, write_data
+from sarathi_tune.errors import ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from sarathi_tune.report.result import Result
+
+STDOUT = "-"
+
+
+def check_target(json_target: str | None, out: Path | None = None) -> None:
+    """Prove that what the run will write can be written, before it begins. Raises UsageError."""
+    from sarathi_tune.report.store import check_writable
+
+    if out is not None:
+        check_writable(out)
+    if json_target is None or json_target == STDOUT:
+        return
+    path = Path(json_target)
+    if path.exists() and not path.is_file():
+        raise UsageError(f"--json {json_target} is not a file that can be replaced; write - for stdout.")
+    check_writable(path.parent)
+
+
+def emit_result(result: "Result", json_target: str | None, *, quiet: bool) -> ExitCode:
+    """Write the JSON where it was asked for and show the result to a person, unless stdout belongs to the JSON."""
+    from sarathi_tune.report.console import print_result, print_serve_line
+    from sarathi_tune.report.store import result_as_dict
+
+    emit_document(result_as_dict(result), json_target)
+    if json_target != STDOUT:
+        show = print_serve_line if quiet else print_result
+        show(result, data_console())
+    return exit_code_of(result)
+
+
+def show_engines(result: "Result") -> None:
+    """The flags of other engines, on stdout below the result."""
+    from sarathi_tune.report.snippets import print_snippets
+
+    print_snippets(result, data_console())
+
+
+def emit_document(document: dict[str, Any], json_target: str | None) -> None:
+    """Write `document` to stdout or to a file, or nowhere."""
+    if json_target is None:
+        return
+    if json_target == STDOUT:
+        write_data(json.dumps(document, indent=2) + "\n")
+        return
+    from sarathi_tune.measure.documents import write_json
+
+    write_json(Path(json_target), document, "document")
+
+
+def exit_code_of(result: "Result") -> ExitCode:
+    """0 when the objective is met or nothing limits it, 1 when the verification or the verdict says that it is missed.
+
+    A derived budget that wasn't verified counts as met: nothing contradicts it.
+    """
+    match result.advice.verdict:
+        case "infeasible":
+            return ExitCode.INFEASIBLE
+        case "inconclusive":
+            return ExitCode.INCONCLUSIVE
+        case "not-the-budget":
+            return ExitCode.MISSED
+    run = result.run("recommended")
+    if run is None or run.measured is None:
+        return ExitCode.MET
+    if run.problems or run.meets_slo is None:
+        return ExitCode.INCONCLUSIVE
+    return ExitCode.MET if run.meets_slo else ExitCode.MISSED

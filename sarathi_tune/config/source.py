@@ -1,0 +1,15 @@
+"""A model as a run sees it: its architecture, and the directory of its weights if it has any."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from sarathi_tune.config.model import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """What a model is and where its weights come from: `directory` holds safetensors files, None means random weights
+    (a step's time depends on shapes, not on values)."""
+
+    config: ModelConfig
+    directory: Path | None = None

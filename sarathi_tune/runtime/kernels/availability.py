@@ -1,0 +1,21 @@
+"""Whether the compiled kernels can run here."""
+
+from importlib.util import find_spec
+
+import torch
+
+#: Vectors of the kernels have this many lanes: heads and pages must be multiples of it.
+KERNEL_LANES = 16
+
+
+def kernels_obstacle(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why the kernels can't run, as the end of a sentence, or None."""
+    if device.type != "cpu":
+        return f"the compiled kernels are for CPUs and this is {device.type}"
+    if dtype not in (torch.bfloat16, torch.float32):
+        return f"the compiled kernels know bfloat16 and float32, not {str(dtype).removeprefix('torch.')}"
+    if find_spec("numba") is None:
+        return "numba is not installed"
+    from sarathi_tune.runtime.kernels.parallel import connect_openmp
+
+    return connect_openmp()

@@ -1,0 +1,363 @@
+"""What numba has no words for: bfloat16 elements, a vectorisable exp, and dot products that keep their sums in registers.
+
+Elements are `uint16` (the bits of a bfloat16) or `float32`; every intrinsic takes both. The generated code is plain LLVM
+vector arithmetic of 16 lanes, which LLVM lowers to whatever the CPU has.
+"""
+
+# numba and llvmlite come without types
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+
+from sarathi_tune.runtime.kernels.availability import KERNEL_LANES
+
+LANES = KERNEL_LANES
+
+_F32 = ir.FloatType()
+_I16 = ir.IntType(16)
+_I32 = ir.IntType(32)
+_I64 = ir.IntType(64)
+_VECTOR = ir.VectorType(_F32, LANES)
+#: Sums may be reordered and contracted to FMA; NaN and infinity keep their meaning.
+_FLAGS = ("reassoc", "contract", "nsz")
+
+
+def _widen(_: Any, element: Any) -> Any:
+    """An element as float32."""
+    if element == types.float32:
+        return types.float32(types.float32), lambda _context, _builder, _signature, arguments: arguments[0]
+
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        shifted = builder.shl(builder.zext(arguments[0], _I32), ir.Constant(_I32, 16))
+        return builder.bitcast(shifted, _F32)
+
+    return types.float32(types.uint16), generate
+
+
+def _narrow(_: Any, value: Any, like: Any) -> Any:
+    """A float32 rounded to the nearest element of the type of `like`, ties to even."""
+    del value
+    if like == types.float32:
+        signature = types.float32(types.float32, types.float32)
+        return signature, lambda _context, _builder, _signature, arguments: arguments[0]
+
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return _round_to_bfloat16(builder, arguments[0])
+
+    return types.uint16(types.float32, types.uint16), generate
+
+
+def _exp(_: Any, value: Any) -> Any:
+    """e to a float32, to about one unit in the last place; e^-87.3 for anything smaller. numba's own calls libm for
+    every single element."""
+    del value
+
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return _power_of_e(builder, arguments[0])
+
+    return types.float32(types.float32), generate
+
+
+widen = intrinsic(_widen)
+narrow = intrinsic(_narrow)
+exp = intrinsic(_exp)
+
+
+def _row_top(_: Any, row: Any, at: Any, num_vectors: Any) -> Any:
+    """The largest of `16 * num_vectors` elements from `at` on of a flat array, as float32."""
+    del at, num_vectors
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        first = builder.gep(_data(context, builder, signature, arguments, 0), [arguments[1]])
+        tops = cgutils.alloca_once_value(builder, _filled(_VECTOR, -3e38))
+        with cgutils.for_range(builder, arguments[2]) as loop:
+            vector = _load(builder, _nth_vector(builder, first, loop.index), 0)
+            top = builder.load(tops)
+            builder.store(builder.select(builder.fcmp_ordered(">", vector, top), vector, top), tops)
+        return _reduce(builder, builder.load(tops), "max")
+
+    return types.float32(row, types.int64, types.int64), generate
+
+
+def _row_weights(_: Any, row: Any, at: Any, num_vectors: Any, scale: Any, top: Any) -> Any:
+    """Replace each of `16 * num_vectors` elements x by exp(x * scale - top); return their sum, as float32."""
+    del at, num_vectors, scale, top
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        first = builder.gep(_data(context, builder, signature, arguments, 0), [arguments[1]])
+        scales = _broadcast(builder, arguments[3])
+        offset = _broadcast(builder, builder.fneg(arguments[4]))
+        sums = cgutils.alloca_once_value(builder, _filled(_VECTOR, 0.0))
+        with cgutils.for_range(builder, arguments[2]) as loop:
+            pointer = _nth_vector(builder, first, loop.index)
+            weights = _power_of_e(builder, _fma(builder, _load(builder, pointer, 0), scales, offset))
+            builder.store(builder.fadd(builder.load(sums), weights), sums)
+            _store(builder, weights, pointer, 0)
+        return _reduce(builder, builder.load(sums), "add")
+
+    return types.float32(row, types.int64, types.int64, types.float32, types.float32), generate
+
+
+row_top = intrinsic(_row_top)
+row_weights = intrinsic(_row_weights)
+
+
+def _scores(_: Any, q: Any, keys: Any, key_at: Any, out: Any, out_at: Any, parts: Any, heads: Any, stride: Any) -> Any:
+    """Dot products of `group` queries with 16 consecutive keys, each key read once for the whole group.
+
+    q: flat float32, query j at j * head_dim. keys: flat elements, the first key at `key_at`. The scores of query j go to
+    out[out_at + j * stride ...]. head_dim is 16 times the length of the tuple `parts`, the number
+    of rows is the length of the tuple `heads`; they and `stride` are constants.
+    """
+    del key_at, out_at
+    num_parts, num_heads, step = len(parts), len(heads), stride.literal_value
+    width = num_parts * LANES
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        q_data, key_data, out_data = (_data(context, builder, signature, arguments, i) for i in (0, 1, 3))
+        first_key = builder.gep(key_data, [arguments[2]])
+        first_out = builder.gep(out_data, [arguments[4]])
+        for chosen in _head_blocks(num_heads, num_parts):
+            queries = [[_load(builder, q_data, j * width + p * LANES) for p in range(num_parts)] for j in chosen]
+            sums = [_TransposedSum(builder) for _ in chosen]
+            for key in _BIT_REVERSED:
+                if chosen.start == 0:
+                    _prefetch(builder, first_key, key * width, width)
+                row = [_load(builder, first_key, key * width + p * LANES) for p in range(num_parts)]
+                for query, total in zip(queries, sums, strict=True):
+                    total.add(_dot(builder, query, row))
+            for j, total in zip(chosen, sums, strict=True):
+                _store(builder, total.result(), first_out, j * step)
+        return context.get_dummy_value()
+
+    return types.void(q, keys, types.int64, out, types.int64, parts, heads, stride), generate
+
+
+def _accumulate(
+    _: Any, p: Any, p_at: Any, values: Any, value_at: Any, count: Any, out: Any, parts: Any, heads: Any, stride: Any
+) -> Any:
+    """out[j] += sum over `count` values of p[j] * value, for `group` rows j. Reads nothing behind `count`.
+
+    p: flat float32, the weight of value t for row j at p_at + j * stride + t. values: flat elements, the first value at
+    `value_at`. out: flat float32, row j at j * head_dim. head_dim is 16 times the length of the tuple `parts`, the number
+    of rows is the length of the tuple `heads`; they and `stride` are constants.
+    """
+    del p_at, value_at, count
+    num_parts, num_heads, step = len(parts), len(heads), stride.literal_value
+    width = num_parts * LANES
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        p_data, value_data, out_data = (_data(context, builder, signature, arguments, i) for i in (0, 2, 5))
+        first_p = builder.gep(p_data, [arguments[1]])
+        first_value = builder.gep(value_data, [arguments[3]])
+        for chosen in _head_blocks(num_heads, num_parts):
+            offsets = [[j * width + part * LANES for part in range(num_parts)] for j in chosen]
+            sums = [
+                [cgutils.alloca_once_value(builder, _load(builder, out_data, offset)) for offset in row]
+                for row in offsets
+            ]
+            with cgutils.for_range(builder, arguments[4]) as loop:
+                value = builder.gep(first_value, [builder.mul(loop.index, ir.Constant(_I64, width))])
+                if chosen.start == 0:
+                    _prefetch(builder, value, 0, width)
+                vectors = [_load(builder, value, part * LANES) for part in range(num_parts)]
+                for j, head_sums in zip(chosen, sums, strict=True):
+                    at = builder.add(loop.index, ir.Constant(_I64, j * step))
+                    weight = _broadcast(builder, builder.load(builder.gep(first_p, [at])))
+                    for vector, total in zip(vectors, head_sums, strict=True):
+                        builder.store(_fma(builder, weight, vector, builder.load(total)), total)
+            for row, head_sums in zip(offsets, sums, strict=True):
+                for offset, total in zip(row, head_sums, strict=True):
+                    _store(builder, builder.load(total), out_data, offset)
+        return context.get_dummy_value()
+
+    signature = types.void(p, types.int64, values, types.int64, types.int64, out, parts, heads, stride)
+    return signature, generate
+
+
+scores = intrinsic(prefer_literal=True)(_scores)
+accumulate = intrinsic(prefer_literal=True)(_accumulate)
+
+#: The order in which neighbours in the tree of `_TransposedSum` come one behind the other.
+_BIT_REVERSED = tuple(int(f"{i:04b}"[::-1], 2) for i in range(LANES))
+
+#: Accumulators that are kept in registers at once: AVX-512 has 32, and the loaded row and a weight need some.
+_REGISTERS = 16
+
+#: How far ahead keys and values are asked for; the arithmetic otherwise waits for memory. The best of 1 to 16 KiB on Zen 5.
+_PREFETCH_BYTES = 8192
+
+
+def _head_blocks(group: int, parts: int) -> list[range]:
+    size = max(1, min(group, _REGISTERS // parts))
+    return [range(first, min(first + size, group)) for first in range(0, group, size)]
+
+
+class _TransposedSum:
+    """Sums over the lanes of 16 vectors, as one vector: a binary tree of shuffles and adds, built as vectors arrive (in
+    `_BIT_REVERSED` order), so that at most four are live."""
+
+    def __init__(self, builder: Any) -> None:
+        self._builder = builder
+        self._pending: list[tuple[int, Any]] = []
+
+    def add(self, vector: Any) -> None:
+        width = LANES // 2
+        while self._pending and self._pending[-1][0] == width:
+            vector = self._combine(self._pending.pop()[1], vector, width)
+            width //= 2
+        self._pending.append((width, vector))
+
+    def result(self) -> Any:
+        ((width, vector),) = self._pending
+        assert width == 0
+        return vector
+
+    def _combine(self, first: Any, second: Any, width: int) -> Any:
+        """Halve each group of 2 * width lanes of both, and lay the halves' sums alternately."""
+        low = [
+            source * LANES + start + lane
+            for start in range(0, LANES, 2 * width)
+            for source in (0, 1)
+            for lane in range(width)
+        ]
+        high = [index + width for index in low]
+        builder = self._builder
+        return builder.fadd(_shuffle(builder, first, second, low), _shuffle(builder, first, second, high), flags=_FLAGS)
+
+
+def _filled(kind: Any, value: float) -> Any:
+    """A constant of a scalar or vector float type."""
+    number = float(np.float32(value))
+    return ir.Constant(kind, number if kind == _F32 else [number] * LANES)
+
+
+def _integers(kind: Any, value: int) -> Any:
+    return ir.Constant(kind, [value] * LANES if isinstance(kind, ir.VectorType) else value)
+
+
+def _integer_type(kind: Any, bits: int) -> Any:
+    """The integer type with as many lanes as a float type."""
+    return ir.VectorType(ir.IntType(bits), LANES) if isinstance(kind, ir.VectorType) else ir.IntType(bits)
+
+
+def _round_to_bfloat16(builder: Any, value: Any) -> Any:
+    wide = _integer_type(value.type, 32)
+    bits = builder.bitcast(value, wide)
+    odd = builder.and_(builder.lshr(bits, _integers(wide, 16)), _integers(wide, 1))
+    rounded = builder.add(bits, builder.add(odd, _integers(wide, 0x7FFF)))
+    return builder.trunc(builder.lshr(rounded, _integers(wide, 16)), _integer_type(value.type, 16))
+
+
+def _power_of_e(builder: Any, x: Any) -> Any:
+    """Cephes' expf: split off a power of two, a polynomial for the rest. Scalar or vector."""
+    kind = x.type
+    low, high = _filled(kind, -87.3), _filled(kind, 88.0)
+    x = builder.select(builder.fcmp_unordered("<", x, low), low, x)
+    x = builder.select(builder.fcmp_unordered(">", x, high), high, x)
+    whole = _call(builder, "llvm.rint", builder.fmul(x, _filled(kind, 1.44269504)))
+    rest = _fma(builder, whole, _filled(kind, -0.693359375), x)
+    rest = _fma(builder, whole, _filled(kind, 2.12194440e-4), rest)
+    series = _filled(kind, 1.9875691500e-4)
+    for coefficient in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1):
+        series = _fma(builder, series, rest, _filled(kind, coefficient))
+    series = builder.fadd(_fma(builder, series, builder.fmul(rest, rest), rest), _filled(kind, 1.0))
+    wide = _integer_type(kind, 32)
+    exponent = builder.add(builder.fptosi(whole, wide), _integers(wide, 127))
+    return builder.fmul(series, builder.bitcast(builder.shl(exponent, _integers(wide, 23)), kind))
+
+
+def _reduce(builder: Any, vector: Any, operation: str) -> Any:
+    """The sum or maximum over the lanes of a vector, as a scalar."""
+    width = LANES // 2
+    while width:
+        other = _shuffle(builder, vector, vector, [(lane + width) % LANES for lane in range(LANES)])
+        if operation == "add":
+            vector = builder.fadd(vector, other)
+        else:
+            vector = builder.select(builder.fcmp_ordered(">", vector, other), vector, other)
+        width //= 2
+    return builder.extract_element(vector, ir.Constant(_I32, 0))
+
+
+def _nth_vector(builder: Any, pointer: Any, index: Any) -> Any:
+    return builder.gep(pointer, [builder.mul(index, ir.Constant(_I64, LANES))])
+
+
+def _data(context: Any, builder: Any, signature: Any, arguments: Any, index: int) -> Any:
+    array_type = signature.args[index]
+    return context.make_array(array_type)(context, builder, arguments[index]).data
+
+
+def _load(builder: Any, pointer: Any, offset: int) -> Any:
+    """16 elements from `offset` on, as float32."""
+    at = builder.gep(pointer, [ir.Constant(_I64, offset)])
+    element = pointer.type.pointee
+    raw = builder.load(
+        builder.bitcast(at, ir.PointerType(ir.VectorType(element, LANES))), align=_element_bytes(element)
+    )
+    if element == _F32:
+        return raw
+    wide = builder.zext(raw, ir.VectorType(_I32, LANES))
+    sixteen = ir.Constant(ir.VectorType(_I32, LANES), [16] * LANES)
+    return builder.bitcast(builder.shl(wide, sixteen), _VECTOR)
+
+
+def _prefetch(builder: Any, pointer: Any, offset: int, count: int) -> None:
+    """Ask for the cache lines of `count` elements that are `_PREFETCH_BYTES` ahead. Reading ahead of the last page is
+    harmless: a prefetch never faults."""
+    size = _element_bytes(pointer.type.pointee)
+    byte_pointer = ir.PointerType(ir.IntType(8))
+    first = builder.bitcast(builder.gep(pointer, [ir.Constant(_I64, offset)]), byte_pointer)
+    function_type = ir.FunctionType(ir.VoidType(), [byte_pointer, _I32, _I32, _I32])
+    prefetch = cgutils.get_or_insert_function(builder.module, function_type, "llvm.prefetch.p0")
+    read, keep, data = (ir.Constant(_I32, value) for value in (0, 3, 1))
+    for line in range(0, count * size, 64):
+        at = builder.gep(first, [ir.Constant(_I64, _PREFETCH_BYTES + line)])
+        builder.call(prefetch, (at, read, keep, data))
+
+
+def _element_bytes(element: Any) -> int:
+    """Bytes of an LLVM element type."""
+    return 4 if element == _F32 else 2
+
+
+def _store(builder: Any, vector: Any, pointer: Any, offset: int) -> None:
+    """16 float32 to elements from `offset` on."""
+    at = builder.gep(pointer, [ir.Constant(_I64, offset)])
+    element = pointer.type.pointee
+    stored = vector if element == _F32 else _round_to_bfloat16(builder, vector)
+    builder.store(stored, builder.bitcast(at, ir.PointerType(stored.type)), align=_element_bytes(element))
+
+
+def _dot(builder: Any, first: list[Any], second: list[Any]) -> Any:
+    """The lane-wise part of a dot product."""
+    total = builder.fmul(first[0], second[0], flags=_FLAGS)
+    for a, b in zip(first[1:], second[1:], strict=True):
+        total = _fma(builder, a, b, total)
+    return total
+
+
+def _fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
+    return _call(builder, "llvm.fma", a, b, c)
+
+
+def _call(builder: Any, name: str, *operands: Any) -> Any:
+    """An LLVM intrinsic over floats or vectors of them."""
+    kind = operands[0].type
+    suffix = "f32" if kind == _F32 else f"v{LANES}f32"
+    function_type = ir.FunctionType(kind, [kind] * len(operands))
+    return builder.call(cgutils.get_or_insert_function(builder.module, function_type, f"{name}.{suffix}"), operands)
+
+
+def _broadcast(builder: Any, scalar: Any) -> Any:
+    vector = builder.insert_element(ir.Constant(_VECTOR, ir.Undefined), scalar, ir.Constant(_I32, 0))
+    return _shuffle(builder, vector, ir.Constant(_VECTOR, ir.Undefined), [0] * LANES)
+
+
+def _shuffle(builder: Any, first: Any, second: Any, indices: list[int]) -> Any:
+    mask = ir.Constant(ir.VectorType(_I32, len(indices)), indices)
+    return builder.shuffle_vector(first, second, mask)

@@ -1,0 +1,42 @@
+"""One decoder layer: norm, attention, norm, gated MLP, each added to the residual stream."""
+
+from dataclasses import dataclass
+
+import torch
+
+from sarathi_tune.runtime.attention.base import Attention
+from sarathi_tune.runtime.batch import RaggedBatch
+from sarathi_tune.runtime.kvcache import LayerCache
+from sarathi_tune.runtime.layers.elementwise import Elementwise, HeadShape
+from sarathi_tune.runtime.layers.linear import Linear
+from sarathi_tune.runtime.layers.rotary import RotaryTable
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderLayer:
+    """The weights of one layer; q, k and v are one matmul, and so are gate and up."""
+
+    input_norm: torch.Tensor
+    qkv: Linear
+    heads: HeadShape
+    output: Linear
+    mlp_norm: torch.Tensor
+    gate_up: Linear
+    down: Linear
+    norm_eps: float
+
+    def __call__(
+        self,
+        hidden: torch.Tensor,
+        batch: RaggedBatch,
+        cache: LayerCache,
+        table: RotaryTable,
+        attention: Attention,
+        ops: Elementwise,
+    ) -> torch.Tensor:
+        """[tokens, hidden] -> [tokens, hidden]; writes the step's keys and values into `cache`."""
+        normed = ops.rms_norm(hidden, self.input_norm, self.norm_eps)
+        query = ops.rotate_and_store(self.qkv(normed), self.heads, table, batch, cache)
+        hidden = self.output(attention(query, cache, batch), residual=hidden)
+        normed = ops.rms_norm(hidden, self.mlp_norm, self.norm_eps)
+        return self.down(ops.silu_mul(self.gate_up(normed)), residual=hidden)

@@ -1,0 +1,53 @@
+"""The element-wise part of a layer by compiled kernels: one pass over memory each, instead of torch's three to ten."""
+
+import numpy as np
+import torch
+
+from sarathi_tune.runtime.batch import RaggedBatch
+from sarathi_tune.runtime.kernels.arrays import as_array, threads_for
+from sarathi_tune.runtime.kernels.elementwise import rms_norm, rotate_and_store, silu_mul
+from sarathi_tune.runtime.kvcache import LayerCache
+from sarathi_tune.runtime.layers.elementwise import HeadShape
+from sarathi_tune.runtime.layers.rotary import RotaryTable
+
+
+class FusedElementwise:
+    """Implements `layers.elementwise.Elementwise` on a CPU, in bfloat16 or float32. The cache's layout is "heads"."""
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """See Elementwise."""
+        out = torch.empty_like(x)
+        rms_norm(threads_for(x.numel()), as_array(x), as_array(weight), np.float32(eps), as_array(out))
+        return out
+
+    def rotate_and_store(
+        self, qkv: torch.Tensor, heads: HeadShape, table: RotaryTable, batch: RaggedBatch, cache: LayerCache
+    ) -> torch.Tensor:
+        """See Elementwise. The queries of a key head lie one behind the other, as the CPU attention reads them."""
+        group = heads.num_heads // heads.num_kv_heads
+        query = torch.empty(heads.num_kv_heads, qkv.shape[0], group, heads.head_dim, dtype=qkv.dtype)
+        no_norm = qkv[0, :0]
+        norms = (
+            as_array(no_norm if heads.query_norm is None else heads.query_norm),
+            as_array(no_norm if heads.key_norm is None else heads.key_norm),
+        )
+        rotate_and_store(
+            threads_for(qkv.numel()),
+            as_array(qkv),
+            as_array(table.cos),
+            as_array(table.sin),
+            batch.positions.numpy(),
+            batch.slots.numpy(),
+            norms,
+            np.float32(heads.norm_eps),
+            as_array(query),
+            as_array(cache.keys.permute(1, 0, 2)),
+            as_array(cache.values.permute(1, 0, 2)),
+        )
+        return query.permute(1, 0, 2, 3)
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """See Elementwise."""
+        out = torch.empty(gate_up.shape[0], gate_up.shape[1] // 2, dtype=gate_up.dtype)
+        silu_mul(threads_for(gate_up.numel()), as_array(gate_up), as_array(out))
+        return out

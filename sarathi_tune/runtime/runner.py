@@ -1,0 +1,166 @@
+"""The runner: the executor that really computes a step, on whatever device is there."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from sarathi_tune.config.model import DtypeName, ModelConfig
+from sarathi_tune.config.source import ModelSource
+from sarathi_tune.engine.plan import Slice, StepPlan
+from sarathi_tune.engine.request import Request
+from sarathi_tune.errors import UsageError
+from sarathi_tune.runtime.attention.base import AttentionShape
+from sarathi_tune.runtime.attention.pick import pick_attention
+from sarathi_tune.runtime.batch import build_batch
+from sarathi_tune.runtime.kvcache import KVCache
+from sarathi_tune.runtime.layers.elementwise import pick_elementwise
+from sarathi_tune.runtime.layers.linear import pick_linear
+from sarathi_tune.runtime.memory import max_kv_pages, require_memory
+from sarathi_tune.runtime.model import Model, build_model
+from sarathi_tune.runtime.sampling import sample_tokens
+from sarathi_tune.runtime.swap import SwapSpace
+from sarathi_tune.runtime.weights import TORCH_DTYPES, available_bytes, load_weights, random_weights
+
+
+class Runner:
+    """A model, its KV cache and its device. Implements `engine.executor.Executor`.
+
+    `description`: what computed the steps (model, dtype, device, back ends with their reasons, threads), for profiles
+    and results.
+    """
+
+    def __init__(self, model: Model, cache: KVCache, device: torch.device, description: Mapping[str, Any]) -> None:
+        self.description = MappingProxyType(dict(description))
+        self.cache = cache
+        self._swap_space = SwapSpace(cache)
+        self._model = model
+        self._device = device
+
+    @classmethod
+    def build(
+        cls,
+        source: ModelSource,
+        *,
+        num_pages: int,
+        page_tokens: int = 16,
+        device: str = "auto",
+        dtype: DtypeName | None = None,
+        attention: str = "auto",
+        seed: int = 0,
+    ) -> "Runner":
+        """Load (or draw, with `seed`) the weights, allocate `num_pages` pages of KV cache, and warm up.
+
+        Raises OutOfMemoryError when it doesn't fit, ModelError for unusable weights, UsageError for a device or an
+        attention back end that isn't there.
+        """
+        config = with_dtype(source.config, dtype)
+        place, torch_dtype = resolve_device(device), TORCH_DTYPES[config.dtype]
+        linear = pick_linear(place, torch_dtype)
+        elementwise = pick_elementwise(place, torch_dtype)
+        choice = pick_attention(AttentionShape.of(config), place, torch_dtype, page_tokens, attention)
+        require_memory(config, num_pages, page_tokens, available_bytes(place), str(place))
+        with torch.inference_mode():
+            if source.directory is None:
+                weights = random_weights(config, torch_dtype, place, seed)
+            else:
+                weights = load_weights(source.directory, config, torch_dtype, place)
+            num_positions = min(config.max_model_len, num_pages * page_tokens)
+            model = build_model(config, weights, choice.attention, elementwise.ops, linear, num_positions)
+            cache = KVCache(config, num_pages, page_tokens, place, torch_dtype)
+        runner = cls(
+            model,
+            cache,
+            place,
+            {
+                "model": config.name,
+                "weights": "random" if source.directory is None else str(source.directory),
+                "dtype": config.dtype,
+                "device": str(place),
+                "device_name": torch.cuda.get_device_name(place) if place.type == "cuda" else "cpu",
+                "threads": torch.get_num_threads(),
+                "torch": torch.__version__,
+                "attention": choice.name,
+                "attention_reason": choice.reason,
+                "linear": linear.name,
+                "linear_reason": linear.reason,
+                "elementwise": elementwise.name,
+                "elementwise_reason": elementwise.reason,
+                "num_pages": num_pages,
+                "page_tokens": page_tokens,
+            },
+        )
+        runner.warm_up()
+        return runner
+
+    def execute(self, plan: StepPlan) -> list[int]:
+        """Compute a step and return one token id per slice that samples, in the plan's order.
+
+        Returns when the device is done.
+        """
+        with torch.inference_mode():
+            logits = self._forward(plan)
+            sampling = [piece for piece in plan if piece.samples]
+            tokens = sample_tokens(logits, sampling) if sampling else []
+            self._synchronise()
+        return tokens
+
+    def logits(self, plan: StepPlan) -> torch.Tensor:
+        """Compute a step and return its logits instead, [slices that sample, vocab] float32 on the host."""
+        with torch.inference_mode():
+            return self._forward(plan).float().cpu()
+
+    def warm_up(self) -> None:
+        """Run a chunk and a decode once, so that no kernel is compiled or buffer allocated in a timed step.
+
+        Uses the first pages, which nobody owns yet.
+        """
+        page_tokens = self.cache.page_tokens
+        count = min(2 * page_tokens, self.cache.num_pages * page_tokens - 1)
+        if count < 1:
+            return
+        request = Request(0, [0] * (count + 1), 1, pages=list(range(self.cache.num_pages)))
+        chunk = Slice(request, 0, count, is_decode=False, samples=False)
+        decode = Slice(request, count, 1, is_decode=True, samples=True)
+        self.execute(StepPlan((chunk,)))
+        self.execute(StepPlan((decode,)))
+
+    def _forward(self, plan: StepPlan) -> torch.Tensor:
+        for swap in plan.swaps:
+            self._swap_space.apply(swap)
+        return self._model(build_batch(plan, self.cache, self._device), self.cache)
+
+    def _synchronise(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+
+def with_dtype(config: ModelConfig, dtype: DtypeName | None) -> ModelConfig:
+    """The config computed in another dtype than its own."""
+    return config if dtype is None else replace(config, dtype=dtype)
+
+
+def resolve_device(name: str) -> torch.device:
+    """ "auto" is CUDA if there is a GPU, else the CPU. Raises UsageError for a device that isn't there."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UsageError(f"There is no device {name!r}: use auto, cpu, cuda or cuda:0.") from None
+    if device.type not in ("cpu", "cuda"):
+        raise UsageError(f"The device {name!r} isn't supported: use auto, cpu, cuda or cuda:0.")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UsageError(
+            f"The device {name!r} isn't there: torch sees {torch.cuda.device_count()} CUDA devices. Use --device cpu."
+        )
+    return device
+
+
+def fitting_kv_pages(
+    source: ModelSource, page_tokens: int, device: str = "auto", dtype: DtypeName | None = None
+) -> int:
+    """How many KV pages fit beside the weights into the memory that is free on the device now."""
+    return max_kv_pages(with_dtype(source.config, dtype), page_tokens, available_bytes(resolve_device(device)))

@@ -1,0 +1,194 @@
+"""The main job: what `sarathi-tune --slo-itl 20ms` does, in the order in which it does it.
+
+settle what was left open -> measure steps -> fit the step model -> derive the budget -> predict on the virtual clock ->
+verify for real. Each part is a module beside this page; the documents that they hand on are the profile and the result.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+from sarathi_tune.budget.derive import derive
+from sarathi_tune.config.run import SweepConfig, TuneConfig
+from sarathi_tune.errors import InterruptedRunError
+from sarathi_tune.goodput.surface import Scenario
+from sarathi_tune.measure.profile import Profile
+from sarathi_tune.notices import Notice
+from sarathi_tune.report.build import derived_result, with_prices
+from sarathi_tune.report.plan import RunPlan
+from sarathi_tune.report.progress import Ui
+from sarathi_tune.report.result import PhaseTime, Result, Run, RunRole
+from sarathi_tune.report.store import save_result
+from sarathi_tune.stepmodel.fit import fit_step_model
+from sarathi_tune.tune import planning
+from sarathi_tune.tune.job import Job, device_type, open_job
+from sarathi_tune.tune.measuring import measure
+from sarathi_tune.tune.predicting import Prediction, loop_overhead_ms, play, predict
+from sarathi_tune.tune.settings import budget_question, settle
+from sarathi_tune.tune.verifying import Trial, verify
+
+__all__ = ["plan_tune", "run_sweep", "run_tune"]
+
+#: Share of the time limit for measuring, and seconds kept for everything that is short.
+MEASURE_SHARE, RESERVE_S = 0.32, 6.0
+#: What a verification run takes besides its window: the drain, drawing prompts, the prediction of the same requests.
+RUN_EXTRA_S = 5.0
+SHORTEST_WINDOW_S, LONGEST_WINDOW_S = 10.0, 30.0
+#: A sweep takes its time: the window of each cell, and the rates as shares of the predicted capacity.
+SWEEP_WINDOW_S, SWEEP_SHARES = 20.0, (0.6, 0.8, 1.0)
+
+
+@dataclass(slots=True)
+class _Stopwatch:
+    """How long the run and each of its parts took."""
+
+    started_s: float = field(default_factory=time.perf_counter)
+    phases: list[PhaseTime] = field(default_factory=list)
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        before_s = time.perf_counter()
+        yield
+        self.phases.append(PhaseTime(name, round(time.perf_counter() - before_s, 2)))
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.perf_counter() - self.started_s
+
+
+@dataclass(frozen=True, slots=True)
+class _Findings:
+    """What is known before anything is verified. Without a budget to test nothing is played or predicted."""
+
+    result: Result
+    tested: int | None
+    played: Scenario | None = None
+    prediction: Prediction | None = None
+
+
+def plan_tune(config: TuneConfig) -> RunPlan:
+    """What `run_tune` would do. Measures, loads and writes nothing."""
+    device = device_type(config)
+    return planning.plan(config, settle(config, device), device, MEASURE_SHARE * config.time_limit_s)
+
+
+def run_tune(config: TuneConfig, ui: Ui) -> Result:
+    """The main job. Raises a SarathiTuneError for whatever the user can cause; Ctrl-C leaves a folder to resume."""
+    watch = _Stopwatch()
+    with watch.part("prepare"):
+        job = open_job(config, ui)
+    with _kept(job):
+        findings = _advise(job, _measured(job, watch, ui), watch, ui)
+        trials = _trials(job, findings, watch) if config.verify else []
+        return _finish(job, _verified(job, findings, trials, watch, ui), watch)
+
+
+def run_sweep(config: SweepConfig, ui: Ui) -> Result:
+    """Every budget at every rate for real, behind the measuring and the derivation of the main job.
+
+    Budgets default to the derived one and its neighbours, rates to shares of its predicted capacity.
+    """
+    watch = _Stopwatch()
+    with watch.part("prepare"):
+        job = open_job(config.base, ui)
+    with _kept(job):
+        findings = _advise(job, _measured(job, watch, ui), watch, ui)
+        return _finish(job, _verified(job, findings, _sweep_trials(config, findings), watch, ui), watch)
+
+
+def _measured(job: Job, watch: _Stopwatch, ui: Ui) -> Profile:
+    with watch.part("measure"):
+        return measure(job, MEASURE_SHARE * job.config.time_limit_s, ui)
+
+
+def _advise(job: Job, profile: Profile, watch: _Stopwatch, ui: Ui) -> _Findings:
+    """Fit, derive and predict."""
+    config, settings = job.config, job.settings
+    with watch.part("derive"), ui.phase("derive"):
+        model = fit_step_model(profile)
+        loop_ms = loop_overhead_ms(job.engine_config(config.control_budget_tokens))
+        question = budget_question(config, settings, loop_ms)
+        derivation = derive(profile, model, question)
+    result = derived_result(
+        profile,
+        model,
+        question,
+        derivation,
+        seed=config.seed,
+        command=config.command,
+        profile_path=job.folder.profile.name,
+    )
+    result = replace(
+        result,
+        objective=replace(result.objective, ttft_ms=config.slo.ttft_ms),
+        workload=settings.workload.as_dict(),
+        settings=settings.as_dict() | {"origins": dict(settings.origins)},
+        folder=str(job.folder.path),
+    )
+    tested = config.budget_tokens or derivation.budget
+    if tested is None:
+        return _Findings(result, None)
+    played = play(job, model, loop_ms)
+    budgets = {tested, config.control_budget_tokens, *(neighbour.budget for neighbour in derivation.neighbours)}
+    with watch.part("predict"):
+        prediction = predict(config, played, tuple(sorted(budgets)), tested, ui)
+    reports = {budget: cell.report for budget, cell in prediction.at_rate().items()}
+    result = replace(
+        result,
+        advice=with_prices(result.advice, prediction.rate_per_s, reports),
+        capacities=prediction.capacities,
+        surface=tuple(cell.as_dict() for cell in prediction.surface.cells),
+    )
+    return _Findings(result, tested, played, prediction)
+
+
+def _trials(job: Job, findings: _Findings, watch: _Stopwatch) -> list[Trial]:
+    """The tested budget and the engine's default at the same rate, in what is left of the time."""
+    if findings.tested is None or findings.prediction is None:
+        return []
+    budgets: dict[int, RunRole] = {findings.tested: "recommended"}
+    budgets.setdefault(job.config.control_budget_tokens, "control")
+    left_s = job.config.time_limit_s - RESERVE_S - watch.elapsed_s
+    window_s = round(max(SHORTEST_WINDOW_S, min(LONGEST_WINDOW_S, left_s / len(budgets) - RUN_EXTRA_S)))
+    return [Trial(role, budget, findings.prediction.rate_per_s, window_s) for budget, role in budgets.items()]
+
+
+def _sweep_trials(config: SweepConfig, findings: _Findings) -> list[Trial]:
+    rates = config.rates_per_s
+    if not rates and findings.prediction is not None:
+        top = next((item.rate_per_s for item in findings.prediction.capacities), findings.prediction.rate_per_s)
+        rates = tuple(share * top for share in SWEEP_SHARES)
+    budgets = config.budgets_tokens or tuple(n.budget_tokens for n in findings.result.advice.neighbours)
+    return [Trial("sweep", budget, rate, SWEEP_WINDOW_S) for budget in budgets for rate in rates]
+
+
+def _verified(job: Job, findings: _Findings, trials: list[Trial], watch: _Stopwatch, ui: Ui) -> Result:
+    if findings.played is None or not trials:
+        return findings.result
+    runs: list[Run] = []
+    seen: dict[Notice, None] = {}
+    with watch.part("verify"):
+        for trial in trials:
+            run, notices = verify(job, findings.played, trial, ui)
+            runs.append(run)
+            seen |= dict.fromkeys(notices)
+    result = findings.result
+    return replace(result, runs=tuple(runs), notices=(*result.notices, *(notice.as_dict() for notice in seen)))
+
+
+def _finish(job: Job, result: Result, watch: _Stopwatch) -> Result:
+    result = replace(result, phases=tuple(watch.phases))
+    save_result(result, job.folder.result)
+    return result
+
+
+@contextmanager
+def _kept(job: Job) -> Iterator[None]:
+    """Ctrl-C becomes a sentence that says where the work is and how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise InterruptedRunError(
+            f"Interrupted. What was measured is kept in {job.folder.path}: go on with the same options and --resume."
+        ) from None

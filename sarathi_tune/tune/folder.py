@@ -1,0 +1,79 @@
+"""Where a run keeps what it has: the journal of measured steps, the profile, each finished verification, the result."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from sarathi_tune.errors import DocumentError, UsageError
+from sarathi_tune.measure.documents import read_json, write_json
+from sarathi_tune.report.codec import from_json, to_json
+from sarathi_tune.report.result import Run
+
+JOURNAL, PROFILE, RESULT = "journal.jsonl", "profile.json", "result.json"
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """One run's directory."""
+
+    path: Path
+    is_resumed: bool = False
+
+    @property
+    def journal(self) -> Path:
+        """Every measured step, as it was measured."""
+        return self.path / JOURNAL
+
+    @property
+    def profile(self) -> Path:
+        """The profile document."""
+        return self.path / PROFILE
+
+    @property
+    def result(self) -> Path:
+        """The result document; a run that has one is finished."""
+        return self.path / RESULT
+
+    def save_run(self, key: Mapping[str, Any], run: Run) -> None:
+        """Keep a finished verification run, so that resuming doesn't repeat it."""
+        write_json(self._run_path(key), {"key": dict(key), "run": to_json(run)}, "verification run")
+
+    def saved_run(self, key: Mapping[str, Any]) -> Run | None:
+        """The verification run of exactly this key, if it was finished before an interruption."""
+        path = self._run_path(key)
+        if not self.is_resumed or not path.exists():
+            return None
+        document = read_json(path, "verification run")
+        if not isinstance(document, dict) or document.get("key") != json.loads(json.dumps(key)):
+            return None
+        return from_json(Run, document.get("run"), "run")
+
+    def _run_path(self, key: Mapping[str, Any]) -> Path:
+        return self.path / f"verify-{key['role']}-{key['budget_tokens']}-{key['rate_per_s']:.4g}.json"
+
+
+def new_folder(out_dir: Path, model: str) -> RunFolder:
+    """A folder of its own for a new run, named by time and model. Raises UsageError when it can't be made."""
+    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    name = "".join(letter if letter.isalnum() or letter in "-._" else "-" for letter in Path(model).name) or "model"
+    for attempt in range(100):
+        path = out_dir / (f"{stamp}-{name}" + (f"-{attempt}" if attempt else ""))
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise UsageError(f"Can't make {path}: {error.strerror}; choose another place with --out.") from error
+        return RunFolder(path)
+    raise UsageError(f"Can't make a folder for the run in {out_dir}: too many exist already.")
+
+
+def interrupted_folder(out_dir: Path) -> RunFolder:
+    """The folder of the latest run that has a journal and no result. Raises DocumentError when there is none."""
+    candidates = sorted(path.parent for path in out_dir.glob(f"*/{JOURNAL}") if not (path.parent / RESULT).exists())
+    if not candidates:
+        raise DocumentError(f"There is no interrupted run in {out_dir}: start without --resume, or give its --out.")
+    return RunFolder(candidates[-1], is_resumed=True)

@@ -1,0 +1,157 @@
+"""What a run is about, settled before anything is measured: every value that the user left open gets one here, and
+`origins` says where each came from."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from random import Random
+from typing import Any, Literal
+
+from sarathi_tune.budget.question import BudgetQuestion
+from sarathi_tune.budget.rules import EngineSettings, smallest_legal_budget
+from sarathi_tune.config.presets import resolve_model
+from sarathi_tune.config.run import TuneConfig
+from sarathi_tune.config.source import ModelSource
+from sarathi_tune.errors import UsageError
+from sarathi_tune.stats import quantile
+from sarathi_tune.workload.load import load_workload
+from sarathi_tune.workload.spec import Workload
+
+DeviceType = Literal["cpu", "cuda"]
+
+#: Decodes at once when the user doesn't say. 32 is the batch that the paper's SLOs are stated for (OSDI 2024, section
+#: 5); a CPU has a fiftieth of a GPU's bandwidth, and a quarter of that batch is what it serves at tens of milliseconds.
+DEFAULT_MAX_NUM_SEQS: Mapping[DeviceType, int] = {"cpu": 8, "cuda": 32}
+#: How far into the workload's tail the promise reaches: the batch's context and the chunk's prefix at this quantile.
+TAIL = 0.95
+#: The largest budget that is measured and recommended; steps beyond it are compute-bound on every device known.
+MAX_BUDGET_TOKENS = 8192
+_DRAWS = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The settled run. Each of `decodes` decodes sees `context` keys, a chunk lies behind `prefix` cached tokens."""
+
+    source: ModelSource
+    workload: Workload
+    decodes: int
+    context: int
+    prefix: int
+    max_model_len: int
+    num_pages: int
+    max_budget: int
+    origins: Mapping[str, str]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The settings for the plan and the journal."""
+        return {
+            "model": self.source.config.name,
+            "weights": str(self.source.directory) if self.source.directory else "random",
+            "workload": self.workload.name,
+            "max_num_seqs": self.decodes,
+            "context": self.context,
+            "prefix": self.prefix,
+            "max_model_len": self.max_model_len,
+            "kv_pages": self.num_pages,
+        }
+
+
+def settle(config: TuneConfig, device: DeviceType) -> Settings:
+    """Settle a run on that kind of device. Raises UsageError for a model, a workload or a budget that can't be used."""
+    source = resolve_model(config.model)
+    max_model_len = source.config.max_model_len
+    workload = load_workload(config.workload).fit_to_context(max_model_len)
+    decodes = config.max_num_seqs or DEFAULT_MAX_NUM_SEQS[device]
+    _check_budget(config, decodes)
+    context, prefix = config.context_tokens, config.prefix_tokens
+    for flag, tokens in (("--context", context), ("--prefix", prefix)):
+        if tokens is not None and tokens > max_model_len:
+            raise UsageError(f"{flag} {tokens:,} is longer than the model's context of {max_model_len:,} tokens.")
+    by_workload = f"p{TAIL * 100:g} of workload {workload.name}"
+    origins = {
+        "max_num_seqs": "given" if config.max_num_seqs else f"default on {device}",
+        "context": "given" if context is not None else f"mean of the batch, {by_workload}",
+        "prefix": "given" if prefix is not None else f"prompt tokens before a chunk, {by_workload}",
+    }
+    if context is None:
+        context = batch_context(workload, decodes)
+    if prefix is None:
+        prefix = chunk_prefix(workload)
+    return Settings(
+        source=source,
+        workload=workload,
+        decodes=decodes,
+        context=context,
+        prefix=prefix,
+        max_model_len=max_model_len,
+        num_pages=_pages(config, workload, decodes, context, prefix, max_model_len),
+        max_budget=min(MAX_BUDGET_TOKENS, max_model_len),
+        origins=origins,
+    )
+
+
+def budget_question(config: TuneConfig, settings: Settings, loop_ms: float) -> BudgetQuestion:
+    """The question to the derivation. `loop_ms`: what the engine's loop adds to each step."""
+    return BudgetQuestion(
+        slo_itl_ms=config.slo.itl_ms,
+        decodes=settings.decodes,
+        context=settings.context,
+        prefix=settings.prefix,
+        overhead_ms=config.overhead_ms + loop_ms,
+        max_model_len=settings.max_model_len,
+        percentile=config.slo.percentile,
+        default_budget=config.control_budget_tokens,
+        reference_prompt_tokens=settings.workload.quantile_prompt(0.5),
+        seed=config.seed,
+    )
+
+
+def batch_context(workload: Workload, decodes: int, seed: int = 0) -> int:
+    """Mean keys per decode of a batch, at the workload's `TAIL` over batches.
+
+    A request is met while decoding in proportion to its output, somewhere in the middle of it. A large batch averages
+    its requests, so this is well below the tail of a single request.
+    """
+    rng = Random(f"{seed}/context")
+    lengths = [workload.lengths_at(_level(rng), _level(rng)) for _ in range(4096)]
+    weights = [max(0, output - 1) for _, output in lengths]
+    if not any(weights):
+        return max(prompt for prompt, _ in lengths)
+    means = []
+    for _ in range(_DRAWS):
+        met = rng.choices(lengths, weights, k=decodes)
+        means.append(sum(prompt + 1 + rng.random() * (output - 1) for prompt, output in met) / decodes)
+    return max(1, round(quantile(means, TAIL)))
+
+
+def chunk_prefix(workload: Workload, seed: int = 0) -> int:
+    """Prompt tokens computed before a chunk, at the workload's `TAIL` over prompt tokens."""
+    rng = Random(f"{seed}/prefix")
+    prompts = [workload.lengths_at(_level(rng), 0.5)[0] for _ in range(4096)]
+    met = rng.choices(prompts, prompts, k=4096)
+    return round(quantile([rng.random() * prompt for prompt in met], TAIL))
+
+
+def _level(rng: Random) -> float:
+    return rng.random() or 2.0**-53
+
+
+def _check_budget(config: TuneConfig, decodes: int) -> None:
+    if config.budget_tokens is None:
+        return
+    smallest = smallest_legal_budget(EngineSettings(config.budget_tokens, decodes, None))
+    if config.budget_tokens < smallest:
+        raise UsageError(
+            f"--budget {config.budget_tokens} is below --max-num-seqs {decodes}: vLLM refuses to start with that; "
+            f"give a budget of at least {smallest} tokens or fewer sequences."
+        )
+
+
+def _pages(config: TuneConfig, workload: Workload, decodes: int, context: int, prefix: int, max_model_len: int) -> int:
+    """KV pages for a full batch of the workload's longest requests, and for the largest step that is timed."""
+    page = config.device.page_tokens
+    longest = min(max_model_len, workload.quantile_total(0.999))
+    served = decodes * -(-longest // page)
+    widest = min(max_model_len, prefix + max(config.control_budget_tokens, config.budget_tokens or 0))
+    timed = decodes * -(-min(context, max_model_len) // page) + -(-widest // page)
+    return max(served, timed) + decodes

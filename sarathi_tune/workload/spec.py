@@ -1,0 +1,207 @@
+"""A workload: how long prompts and outputs are, and the requests drawn from it.
+
+The same seed gives the same requests, at any rate and for any budget, so that two runs differ in one thing only.
+Statistics (means, quantiles) come from one fixed, evenly spread set of pairs of levels, so that they include every
+clamp and cost no randomness.
+"""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from random import Random
+from typing import Any
+
+from sarathi_tune.errors import UsageError
+from sarathi_tune.notices import Notice, prompts_clamped
+from sarathi_tune.workload.lengths import Lengths
+
+_GRID = 4096
+#: No two prompts of a draw share their first page; 16 is the smallest page the engine is used with.
+_PAGE_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSpec:
+    """One request to be sent: the prompt's token ids and exactly how many tokens it must answer with.
+
+    A prompt drawn without a vocabulary is a `range`: it has a length, and nothing may compute it.
+    """
+
+    request_id: int
+    prompt: Sequence[int]
+    output_tokens: int
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Prompt length in tokens."""
+        return len(self.prompt)
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """Requests of one seed. `num_clamped` of them were shortened because the model's context is too small for the
+    distribution's tail; `notices` says so."""
+
+    requests: tuple[RequestSpec, ...]
+    num_clamped: int = 0
+    notices: tuple[Notice, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Length distributions in tokens. `total_cap` limits prompt plus output of every request: the prompt is shortened
+    first, and the output only where it alone would break the cap."""
+
+    name: str
+    prompt: Lengths
+    output: Lengths
+    total_cap: int | None = None
+    description: str = ""
+    provenance: str = ""
+
+    def fit_to_context(self, max_model_len: int) -> "Workload":
+        """This workload under the model's context length.
+
+        Raises UsageError when the median prompt doesn't fit beside the shortest output: more than half of the prompts
+        would be cut, and what is left isn't this workload.
+        """
+        median, shortest = self.prompt.quantile(0.5), self.output.shortest
+        if self.total_cap is not None:
+            median = min(median, max(1, self.total_cap - shortest))
+        if median + shortest > max_model_len:
+            raise UsageError(
+                f"Workload {self.name!r} doesn't fit the model's context of {max_model_len} tokens: half of its "
+                f"prompts have {median} tokens or more, beside at least {shortest} of output; choose a workload with "
+                f"shorter prompts (for example fixed:{max(1, max_model_len // 2)}:{max(1, max_model_len // 8)}) or a "
+                "model with a longer context."
+            )
+        cap = max_model_len if self.total_cap is None else min(self.total_cap, max_model_len)
+        return replace(self, total_cap=cap)
+
+    def lengths_at(self, prompt_level: float, output_level: float) -> tuple[int, int]:
+        """(prompt, output) tokens of the request at these quantile levels, the total cap applied."""
+        prompt, output = self.prompt.quantile(prompt_level), self.output.quantile(output_level)
+        if self.total_cap is not None and prompt + output > self.total_cap:
+            output = min(output, self.total_cap - 1)
+            prompt = min(prompt, self.total_cap - output)
+        return prompt, output
+
+    @property
+    def mean_prompt_tokens(self) -> float:
+        """Mean prompt length, caps included."""
+        return sum(prompt for prompt, _ in _pairs(self)) / _GRID
+
+    @property
+    def mean_output_tokens(self) -> float:
+        """Mean output length, caps included."""
+        return sum(output for _, output in _pairs(self)) / _GRID
+
+    @property
+    def mean_decode_context_tokens(self) -> float:
+        """Mean number of keys that a decode sees, over all decodes: long answers count for every token they have."""
+        decodes = sum(output - 1 for _, output in _pairs(self))
+        keys = sum((output - 1) * (prompt + output / 2) for prompt, output in _pairs(self))
+        return keys / decodes if decodes else self.mean_prompt_tokens
+
+    def quantile_prompt(self, level: float) -> int:
+        """The prompt length that a share `level` of the requests stays below, caps included."""
+        return _rank([prompt for prompt, _ in _pairs(self)], level)
+
+    def quantile_output(self, level: float) -> int:
+        """The output length that a share `level` of the requests stays below, caps included."""
+        return _rank([output for _, output in _pairs(self)], level)
+
+    def quantile_total(self, level: float) -> int:
+        """The length of prompt plus output that a share `level` of the requests stays below."""
+        return _rank([prompt + output for prompt, output in _pairs(self)], level)
+
+    def decodes_at(self, rate_per_s: float, step_ms: float) -> float:
+        """Running decodes on average, by Little's law: arrivals per second times the seconds that a request decodes,
+        which is one step for every output token but the first."""
+        return rate_per_s * (self.mean_output_tokens - 1) * step_ms / 1e3
+
+    def draw(self, seed: int, n: int, *, vocab_size: int | None, max_model_len: int, first_id: int = 0) -> Draw:
+        """`n` requests. Their prompts are random token ids below `vocab_size`, no two with the same first page, and
+        different for every seed; `vocab_size` None leaves them as ranges, for an executor that never reads a token.
+
+        Raises UsageError when the workload doesn't fit into `max_model_len`.
+        """
+        fitted = self.fit_to_context(max_model_len)
+        levels = Random(f"{seed}/lengths")
+        lengths: list[tuple[int, int]] = []
+        num_clamped = 0
+        for _ in range(n):
+            level = _open(levels.random()), _open(levels.random())
+            lengths.append(fitted.lengths_at(*level))
+            num_clamped += lengths[-1] != self.lengths_at(*level)
+        prompts = _ranges(lengths) if vocab_size is None else _unique_prompts(seed, lengths, vocab_size)
+        notices = (prompts_clamped(self.name, num_clamped, n, max_model_len),) if num_clamped else ()
+        requests = tuple(
+            RequestSpec(first_id + index, prompt, output)
+            for index, (prompt, (_, output)) in enumerate(zip(prompts, lengths, strict=True))
+        )
+        return Draw(requests, num_clamped, notices)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The workload as it stands in a result document."""
+        levels = (0.5, 0.9, 0.99)
+        return {
+            "name": self.name,
+            "description": self.description,
+            "provenance": self.provenance,
+            "total_cap_tokens": self.total_cap,
+            "mean_prompt_tokens": round(self.mean_prompt_tokens, 1),
+            "mean_output_tokens": round(self.mean_output_tokens, 1),
+            "prompt_tokens": {f"p{level * 100:g}": self.quantile_prompt(level) for level in levels},
+            "output_tokens": {f"p{level * 100:g}": self.quantile_output(level) for level in levels},
+        }
+
+
+@lru_cache(maxsize=32)
+def _pairs(workload: Workload) -> tuple[tuple[int, int], ...]:
+    """(prompt, output) at the points of a Hammersley set: even in both levels, and the levels independent."""
+    bits = _GRID.bit_length() - 1
+    return tuple(
+        workload.lengths_at((index + 0.5) / _GRID, (int(f"{index:0{bits}b}"[::-1], 2) + 0.5) / _GRID)
+        for index in range(_GRID)
+    )
+
+
+def _rank(values: list[int], level: float) -> int:
+    values.sort()
+    return values[min(len(values) - 1, int(level * len(values)))]
+
+
+def _open(level: float) -> float:
+    """Keep 0 out: the normal quantile of 0 is minus infinity."""
+    return level or 2.0**-53
+
+
+def _ranges(lengths: list[tuple[int, int]]) -> list[Sequence[int]]:
+    """Ranges that share no token, so that even a prefix cache would find nothing."""
+    prompts: list[Sequence[int]] = []
+    start = 0
+    for prompt_tokens, _ in lengths:
+        prompts.append(range(start, start + prompt_tokens))
+        start += prompt_tokens
+    return prompts
+
+
+def _unique_prompts(seed: int, lengths: list[tuple[int, int]], vocab_size: int) -> list[Sequence[int]]:
+    import numpy as np  # here, because `derive` starts without it
+
+    assert vocab_size >= 2, "prompts of a one-token vocabulary can't differ"
+    rng = np.random.default_rng([seed & 0xFFFFFFFF, 0x5A2A7A1])
+    seen: set[bytes] = set()
+    prompts: list[Sequence[int]] = []
+    for prompt_tokens, _ in lengths:
+        page = b""
+        while not page or page in seen:
+            ids = rng.integers(0, vocab_size, prompt_tokens, dtype=np.int32)
+            page = ids[:_PAGE_TOKENS].tobytes()
+            if prompt_tokens < _PAGE_TOKENS:  # never fills a page, so nothing of it can be found in a cache
+                break
+        seen.add(page)
+        prompts.append(array("i", ids.tobytes()))
+    return prompts

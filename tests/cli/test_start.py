@@ -1,0 +1,46 @@
+"""Starting up: help and version at once, whatever else is installed."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sarathi_tune import __version__
+from tests.cli.running import H100, ROOT, run, spawn
+
+COMMANDS = ["profile", "derive", "sweep", "report", "doctor"]
+
+
+def test_version() -> None:
+    assert spawn("--version").out == f"sarathi-tune {__version__}\n"
+
+
+def test_help_names_every_command_flag_and_exit_code() -> None:
+    text = " ".join(run("--help").out.split())
+    for word in [*COMMANDS, "--slo-itl", "--dry-run", "--resume", "20ms", "3 infeasible", "130 interrupted"]:
+        assert word in text
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(command: str) -> None:
+    ended = run(command, "--help")
+    assert ended.code == 0
+    assert f"sarathi-tune {command}" in ended.out
+
+
+def cpu_seconds(*arguments: str | Path) -> float:
+    """CPU time of the command: unlike the time on the wall, it doesn't grow with what else the machine does."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "sarathi_tune", *map(str, arguments)], cwd=ROOT, stdout=subprocess.DEVNULL
+    )
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0
+    return usage.ru_utime + usage.ru_stime
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["derive", H100, "--slo-itl", "20ms"]], ids=["help", "derive"])
+def test_it_answers_in_half_a_second(arguments: list[str | Path]) -> None:
+    assert min(cpu_seconds(*arguments) for _ in range(3)) < 0.5
