@@ -1,13 +1,12 @@
 """Order statistics with the uncertainty that belongs to them: plain numbers in, plain numbers out.
 
-numpy is imported inside the functions, so that `--help` and small documents don't pay for it.
+numpy and scipy are imported inside the functions, so that `--help` and `derive` don't pay for them.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from statistics import NormalDist
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -91,14 +90,11 @@ def quantile_interval(
 
 
 def _binomial_cdf(n: int, q: float) -> list[float]:
-    """P(X <= k) for k = 0 .. n, X binomial(n, q); in logarithms, so that large n don't underflow."""
+    """P(X <= k) for k = 0 .. n, X binomial(n, q)."""
     import numpy as np
+    from scipy import special
 
-    k = np.arange(1, n + 1, dtype=np.float64)
-    log_choose = np.concatenate(([0.0], np.cumsum(np.log((n - k + 1.0) / k))))
-    index = np.arange(n + 1, dtype=np.float64)
-    log_pmf = log_choose + index * math.log(q) + (n - index) * math.log1p(-q)
-    cdf: list[float] = np.minimum(np.cumsum(np.exp(log_pmf)), 1.0).tolist()
+    cdf: list[float] = special.bdtr(np.arange(n + 1, dtype=np.float64), n, q).tolist()
     return cdf
 
 
@@ -107,7 +103,9 @@ def wilson_interval(successes: int, n: int, confidence: float = 0.95) -> tuple[f
     assert 0 <= successes <= n, (successes, n)
     if n == 0:
         return 0.0, 1.0
-    z = NormalDist().inv_cdf(0.5 + confidence / 2.0)
+    from scipy import special
+
+    z = float(special.ndtri(0.5 + confidence / 2.0))
     share = successes / n
     denominator = 1.0 + z * z / n
     centre = (share + z * z / (2 * n)) / denominator

@@ -203,7 +203,10 @@ def plan_design(space: DesignSpace, cost: RoughCost, seed: int = 0) -> Design:
         if spent_ms + _least_ms(point) <= limit_ms:
             points.append(point)
             spent_ms += _least_ms(point)
-    return Design(_inner_held_out(points), _affordable_rounds(points, space), MAX_ROUNDS, space.seconds, seed)
+    rounds = _affordable_rounds(points, space)
+    # Twice at least: one step alone shows no spread.
+    points = [replace(point, every=min(point.every, rounds - 1)) for point in points]
+    return Design(_inner_held_out(points), rounds, MAX_ROUNDS, space.seconds, seed)
 
 
 def _second_ms(shape: Shape, time_shape: Callable[[Shape], float]) -> float:

@@ -3,6 +3,7 @@
 Nothing is padded to the longest request. `query_starts` is what varlen kernels call `cu_seqlens_q`.
 """
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -113,7 +114,7 @@ def _runs(pages: np.ndarray, key_length: int, page_tokens: int) -> tuple[tuple[i
     edges = [0, *breaks.tolist(), len(pages)]
     return tuple(
         (int(pages[first]) * page_tokens, min(last * page_tokens, key_length) - first * page_tokens)
-        for first, last in zip(edges, edges[1:], strict=False)
+        for first, last in itertools.pairwise(edges)
     )
 
 

@@ -1,24 +1,38 @@
 """The paged KV cache: one tensor of keys and one of values per layer.
 
-Slot `page * page_tokens + offset` holds one token, so that a run of contiguous pages is a plain view. One page more than
-the pool knows is allocated: the dummy page, where padded rows write. A slot of -1 would silently overwrite the last slot
-of the last page (vLLM #43810), so there is none.
+Slot `page * page_tokens + offset` holds one token, so that a run of contiguous pages is a plain view. One page more
+than the pool knows is allocated: the dummy page, where padded rows write. A slot of -1 would silently overwrite the
+last slot of the last page (vLLM #43810), so there is none.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
 import torch
 
 from sarathi_tune.config.model import ModelConfig
 from sarathi_tune.errors import OutOfMemoryError
+from sarathi_tune.runtime.kernels.arrays import as_array
 from sarathi_tune.units import format_bytes
+
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
-    """Keys and values of one layer, each [num_slots, num_kv_heads, head_dim]; strides differ between devices."""
+    """Keys and values of one layer, each [num_slots, num_kv_heads, head_dim]; strides differ between devices.
+
+    On a CPU the same memory also as the arrays that compiled kernels take, [num_kv_heads, num_slots, head_dim]: making
+    them anew for each layer of each step costs a twentieth of a small decode step.
+    """
 
     keys: torch.Tensor
     values: torch.Tensor
+    key_array: np.ndarray[Any, Any] | None = field(init=False)
+    value_array: np.ndarray[Any, Any] | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        for name, tensor in (("key_array", self.keys), ("value_array", self.values)):
+            object.__setattr__(self, name, _by_head(tensor))
 
 
 class KVCache:
@@ -57,6 +71,13 @@ class KVCache:
     def dummy_slot(self) -> int:
         """The first slot of the dummy page."""
         return self.num_pages * self.page_tokens
+
+
+def _by_head(tensor: torch.Tensor) -> np.ndarray[Any, Any] | None:
+    by_head = tensor.permute(1, 0, 2)
+    if tensor.device.type != "cpu" or not by_head.is_contiguous():
+        return None
+    return as_array(by_head)
 
 
 def _allocate(shape: tuple[int, int, int], device: torch.device, dtype: torch.dtype) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Host memory for the K and V of preempted requests: copied out when their pages are taken, copied in when they return."""
+"""Host memory for the K and V of preempted requests: copied out when their pages are taken, back in on return."""
 
 import torch
 

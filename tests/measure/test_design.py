@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from sarathi_tune.errors import UsageError
 from sarathi_tune.measure.design import Design, DesignSpace, design_for_shapes, plan_design, probe_cost
+from sarathi_tune.measure.rounds import round_order
 from sarathi_tune.measure.shapes import Shape
 from tests.measure.doubles import laptop_ms, server_ms
 
@@ -144,6 +145,14 @@ def test_one_shape_does_not_eat_the_time() -> None:
 def test_the_control_is_timed_less_often() -> None:
     (control,) = [point for point in plan(LAPTOP).points if point.shape == Shape(8, 1024, 2040, 1024)]
     assert control.every >= 3
+
+
+@pytest.mark.parametrize("seconds", [3.0, 8.0, 45.0])
+def test_every_shape_is_timed_twice_at_least(seconds: float) -> None:
+    design = plan(replace(LAPTOP, seconds=seconds))
+    for point in design.points:
+        rounds = [index for index in range(1, design.min_rounds + 1) if point in round_order(design, index)]
+        assert len(rounds) >= 2
 
 
 def test_held_out_shapes_lie_inside_hybrid_ones_included() -> None:

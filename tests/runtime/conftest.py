@@ -1,6 +1,6 @@
 """Tiny reference models, and requests driven through a runner with chosen chunks."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 
 import pytest
@@ -16,9 +16,13 @@ PAGE_TOKENS = 16
 ReferenceMaker = Callable[[str], ReferenceModel]
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _two_threads() -> None:
-    torch.set_num_threads(2)
+@pytest.fixture(scope="package", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Tiny models gain nothing from threads and lose much to them on a busy machine; `test_kernels` takes two."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

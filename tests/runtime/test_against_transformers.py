@@ -9,6 +9,7 @@ from sarathi_tune.config.engine import UNLIMITED_TOKENS, EngineConfig
 from sarathi_tune.engine.loop import Engine
 from sarathi_tune.engine.request import Request
 from sarathi_tune.runtime.runner import Runner
+from tests.engine.doubles import ManualClock
 from tests.hf_models import FAMILIES, hf_greedy, hf_logits
 from tests.runtime.conftest import PAGE_TOKENS, ReferenceMaker, build_runner, chunk, poison, prompt_of, request_of
 from tests.runtime.conftest import step_logits as logits_of
@@ -18,20 +19,12 @@ BUDGETS = (1, 2, 7, PAGE_TOKENS, 512, UNLIMITED_TOKENS)
 OUTPUT_TOKENS = 8
 
 
-class StepClock:
-    """Time doesn't matter here."""
-
-    def now_s(self) -> float:
-        return 0.0
-
-    def sleep_until_s(self, when_s: float) -> None:
-        raise AssertionError("an in-process engine never sleeps")
-
-
 def generate(runner: Runner, prompts: list[list[int]], budget: int, num_tokens: int = OUTPUT_TOKENS) -> list[list[int]]:
     """All prompts through the engine at once."""
     engine = Engine(
-        EngineConfig(budget, len(prompts), runner.cache.num_pages, PAGE_TOKENS, max_model_len=2048), runner, StepClock()
+        EngineConfig(budget, len(prompts), runner.cache.num_pages, PAGE_TOKENS, max_model_len=2048),
+        runner,
+        ManualClock(),
     )
     requests = [Request(i, prompt, num_tokens) for i, prompt in enumerate(prompts)]
     for request in requests:

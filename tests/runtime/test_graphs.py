@@ -1,5 +1,6 @@
 """Decode graphs without a GPU: sizes, padding, buffers, counting; a "graph" here is the work itself, run again."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -89,9 +90,13 @@ class Rerun:
         self.work()
 
 
+@functools.cache
+def weights() -> dict[str, torch.Tensor]:
+    return random_weights(TINY, torch.float32, CPU, seed=3)
+
+
 def model(attention: Attention) -> Model:
-    weights = random_weights(TINY, torch.float32, CPU, seed=3)
-    return build_model(TINY, weights, attention, TorchElementwise(), pick_linear(CPU, torch.float32), MAX_KEYS)
+    return build_model(TINY, dict(weights()), attention, TorchElementwise(), pick_linear(CPU, torch.float32), MAX_KEYS)
 
 
 def kv_cache() -> KVCache:

@@ -20,7 +20,7 @@ BUDGETS = (1, 2, 7, PAGE_TOKENS, 512, UNLIMITED_TOKENS)
 LONG = 700
 #: Budgets of one and two would take hundreds of steps, and every prompt length above has them already.
 LONG_BUDGETS = (7, PAGE_TOKENS, 512, UNLIMITED_TOKENS)
-OUTPUT_TOKENS = 6
+OUTPUT_TOKENS = 4
 
 
 @pytest.fixture(scope="module")

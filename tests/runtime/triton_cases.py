@@ -1,6 +1,6 @@
 """What the Triton kernel computes in Triton's interpreter, beside the reference.
 
-Run as a process of its own (`python -m tests.runtime.triton_cases`): TRITON_INTERPRET must be set before triton is first
+Run as a process of its own (`python -m tests.runtime.triton_cases`): TRITON_INTERPRET must be set before triton is
 imported, and would change every kernel of the process. Prints one JSON object: per case, the largest difference.
 """
 

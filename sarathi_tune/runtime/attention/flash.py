@@ -1,4 +1,4 @@
-"""FlashAttention-2's varlen kernel: the whole ragged batch in one call, over the pages themselves or over gathered keys.
+"""FlashAttention-2's varlen kernel: the whole ragged batch in one call, over the pages or over gathered keys.
 
 CUDA only. The kernel's block table wants pages of a multiple of 256 tokens; smaller pages are gathered first.
 """
@@ -50,8 +50,8 @@ class FlashAttention:
         self, cache: LayerCache, batch: RaggedBatch
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         if self._page_tokens % PAGE_MULTIPLE == 0:
-            pages = (-1, self._page_tokens)
-            return cache.keys.unflatten(0, pages), cache.values.unflatten(0, pages), batch.page_table
+            pages = (-1, self._page_tokens, self._shape.num_kv_heads, self._shape.head_dim)
+            return cache.keys.view(pages), cache.values.view(pages), batch.page_table
         slots = self._key_slots(batch)
         return cache.keys.index_select(0, slots), cache.values.index_select(0, slots), None
 

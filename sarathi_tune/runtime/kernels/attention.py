@@ -7,8 +7,8 @@ https://pytorch.org/blog/flash-decoding).
 Elements are `uint16` (bfloat16's bits) or `float32`. The functions without underscore take the number of threads first.
 """
 
-# numba infers the types
-# mypy: allow-untyped-defs, allow-untyped-calls
+# numba infers the types.
+# mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators
 
 import numba
 import numpy as np
@@ -81,8 +81,8 @@ def decode_segments(
 
     parts, heads: tuples of head_dim / 16 and of `group` things; their lengths are compiled in. query: [num_kv_heads,
     tokens, group, head_dim]. rows: [sequences], the query row of each. keys, values: [num_kv_heads, slots, head_dim].
-    table: [sequences, pages]. segments: [n, 3] of (sequence, first key, behind the last key). For segment i and key head
-    h, at i * num_kv_heads + h: sums [group, head_dim] float32 of exp(score - top) * value, tops and totals [group].
+    table: [sequences, pages]. segments: [n, 3] of (sequence, first key, behind the last key). For segment i and key
+    head h, at i * num_kv_heads + h: sums [group, head_dim] float32 of exp(score - top) * value, tops, totals [group].
     """
     arguments = (parts, heads, query, rows, keys, values, table, page_tokens, segments, scale, sums, tops, totals)
     parallel_for(_decode_items, segments.shape[0] * keys.shape[0], threads, arguments)

@@ -3,8 +3,8 @@
 Elements are `uint16` (bfloat16's bits) or `float32`. The functions without underscore take the number of threads first.
 """
 
-# numba infers the types
-# mypy: allow-untyped-defs, allow-untyped-calls
+# numba infers the types.
+# mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators
 
 import numba
 import numpy as np

@@ -63,7 +63,8 @@ class TorchElementwise:
     ) -> torch.Tensor:
         """See Elementwise."""
         rows = qkv.view(qkv.shape[0], -1, heads.head_dim)
-        query, key, value = rows.split((heads.num_heads, heads.num_kv_heads, heads.num_kv_heads), dim=1)
+        first_key, first_value = heads.num_heads, heads.num_heads + heads.num_kv_heads
+        query, key, value = rows[:, :first_key], rows[:, first_key:first_value], rows[:, first_value:]
         if heads.query_norm is not None and heads.key_norm is not None:
             query = self.rms_norm(query, heads.query_norm, heads.norm_eps)
             key = self.rms_norm(key, heads.key_norm, heads.norm_eps)
@@ -100,5 +101,7 @@ def pick_elementwise(device: torch.device, dtype: torch.dtype) -> ElementwiseCho
     if obstacle is None:
         from sarathi_tune.runtime.layers.fused import FusedElementwise
 
-        return ElementwiseChoice(FusedElementwise(), "compiled", "one pass over memory per operation, compiled by numba")
+        return ElementwiseChoice(
+            FusedElementwise(), "compiled", "one pass over memory per operation, compiled by numba"
+        )
     return ElementwiseChoice(TorchElementwise(), "torch", f"torch's operators, because {obstacle}")

@@ -41,8 +41,8 @@ class FusedElementwise:
             norms,
             np.float32(heads.norm_eps),
             as_array(query),
-            as_array(cache.keys.permute(1, 0, 2)),
-            as_array(cache.values.permute(1, 0, 2)),
+            cache.key_array,
+            cache.value_array,
         )
         return query.permute(1, 0, 2, 3)
 

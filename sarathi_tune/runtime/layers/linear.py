@@ -73,6 +73,6 @@ def pick_linear(device: torch.device, dtype: torch.dtype) -> LinearChoice:
         return LinearChoice(False, "torch", f"{device.type} matmuls need no repacked weights")
     if dtype is not torch.bfloat16:
         return LinearChoice(False, "torch", f"{str(dtype).removeprefix('torch.')} weights are used as they are")
-    if not torch.backends.mkldnn.is_available() or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    if not torch._C._has_mkldnn or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return LinearChoice(False, "torch", "oneDNN has no bfloat16 matmul for this CPU")
     return LinearChoice(True, "onednn-packed", "bfloat16 weights packed once for oneDNN")
