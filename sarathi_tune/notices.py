@@ -328,3 +328,15 @@ def short_verification(requests: float, wanted: int, seconds: float) -> Notice:
         f"At this capacity a run of {seconds:.0f} s holds about {requests:.0f} requests, fewer than {wanted}.",
         "Allow more time for verification, or use a workload with shorter requests; expect wide intervals.",
     )
+
+
+def machine_drifted(budget_tokens: int, decode: float, chunk: float) -> Notice:
+    """The machine was slower or faster while verifying than while it was profiled."""
+    return Notice(
+        "machine-drifted",
+        "warning",
+        f"Around the run at {budget_tokens:,} tokens the profiled steps took {decode:.0%} (decode) and {chunk:.0%} "
+        "(with a chunk) of their profiled time; the run's prediction is scaled by that.",
+        "Expect the real tail to wander by as much; fix the clocks, keep neighbours off the machine, or leave a margin "
+        "in the SLO.",
+    )

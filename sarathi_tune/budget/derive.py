@@ -39,6 +39,8 @@ LARGEST_ERROR = 0.25
 LARGEST_NOISE = 0.15
 #: Alignment may take this share of the budget without being asked whether it computes prompts faster.
 MOST_ALIGNED_AWAY = 0.75
+#: The ratio of a p99 to its median that no idle device shows; 1.05 to 1.3 were seen on idle ones.
+LARGEST_SPREAD = 2.0
 #: Without a measured hybrid row a hybrid step is composed of pure ones, and a lone decode row doesn't say which part of
 #: its cost a chunk shares. On published tables (RTX 4090, A100) hybrid steps lie about 5 % off such a composition.
 COMPOSED_SIGMA = 0.05
@@ -50,7 +52,7 @@ def derive(profile: Profile, model: StepModel, question: BudgetQuestion) -> Deri
     Never raises for a bad SLO or a poor profile: those are verdicts.
     """
     desk = _Desk.of(profile, model, question)
-    doubt = _too_little(profile, model)
+    doubt = _too_little(profile, model) or _too_restless(model, desk)
     if doubt:
         return desk.answer("inconclusive", None, doubt)
     if desk.chunk_within is None or desk.chunk_within < desk.useful:
@@ -83,6 +85,21 @@ def _too_little(profile: Profile, model: StepModel) -> str | None:
             "Measure again on an idle machine."
         )
     return None
+
+
+def _too_restless(model: StepModel, desk: _Desk) -> str | None:
+    """Why the tail of the step times says more about the machine than about the steps, or None.
+
+    When decode alone breaks the SLO in the median, no calmer machine would change the answer.
+    """
+    percentile = desk.question.percentile
+    ratio = max(model.spread.ratio(has_chunk, percentile) for has_chunk in (False, True))
+    if ratio <= LARGEST_SPREAD or desk.steps.centre_ms(0) > desk.question.limit_ms:
+        return None
+    return (
+        f"Steps of the same shape took up to {ratio:.1f} times their median at p{percentile * 100:g}: something else "
+        "used the machine, and a budget from such times would be of no use. Measure again on an idle machine."
+    )
 
 
 def _measured_decodes(profile: Profile, model: StepModel) -> dict[tuple[int, int], float]:

@@ -158,6 +158,9 @@ class Run:
     problems: tuple[str, ...] = ()
     #: What of the objective is missed, one clause each: `p99 TTFT 1200 ms > 1000 ms`.
     misses: tuple[str, ...] = ()
+    #: Profiled steps timed again around the run, over their profiled time; `predicted` is scaled by it.
+    drift_decode: float | None = None
+    drift_chunk: float | None = None
     seed: int = 0
     duration_s: float | None = None
 

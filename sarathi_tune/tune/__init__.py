@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from sarathi_tune.budget.derive import derive
 from sarathi_tune.config.run import SweepConfig, TuneConfig
@@ -62,6 +63,7 @@ class _Findings:
     """What is known before anything is verified. Without a budget to test nothing is played or predicted."""
 
     result: Result
+    profile: Profile
     tested: int | None
     played: Scenario | None = None
     prediction: Prediction | None = None
@@ -107,7 +109,9 @@ def _advise(job: Job, profile: Profile, watch: _Stopwatch, ui: Ui) -> _Findings:
     config, settings = job.config, job.settings
     with watch.part("derive"), ui.phase("derive"):
         model = fit_step_model(profile)
-        loop_ms = loop_overhead_ms(job.engine_config(config.control_budget_tokens))
+        loop_ms = job.folder.recall(
+            "loop_ms", partial(loop_overhead_ms, job.engine_config(config.control_budget_tokens))
+        )
         question = budget_question(config, settings, loop_ms)
         derivation = derive(profile, model, question)
     result = derived_result(
@@ -128,7 +132,7 @@ def _advise(job: Job, profile: Profile, watch: _Stopwatch, ui: Ui) -> _Findings:
     )
     tested = config.budget_tokens or derivation.budget
     if tested is None:
-        return _Findings(result, None)
+        return _Findings(result, profile, None)
     played = play(job, model, loop_ms)
     budgets = {tested, config.control_budget_tokens, *(neighbour.budget for neighbour in derivation.neighbours)}
     with watch.part("predict"):
@@ -140,7 +144,7 @@ def _advise(job: Job, profile: Profile, watch: _Stopwatch, ui: Ui) -> _Findings:
         capacities=prediction.capacities,
         surface=tuple(cell.as_dict() for cell in prediction.surface.cells),
     )
-    return _Findings(result, tested, played, prediction)
+    return _Findings(result, profile, tested, played, prediction)
 
 
 def _trials(job: Job, findings: _Findings, watch: _Stopwatch) -> list[Trial]:
@@ -151,7 +155,8 @@ def _trials(job: Job, findings: _Findings, watch: _Stopwatch) -> list[Trial]:
     budgets.setdefault(job.config.control_budget_tokens, "control")
     left_s = job.config.time_limit_s - RESERVE_S - watch.elapsed_s
     window_s = round(max(SHORTEST_WINDOW_S, min(LONGEST_WINDOW_S, left_s / len(budgets) - RUN_EXTRA_S)))
-    return [Trial(role, budget, findings.prediction.rate_per_s, window_s) for budget, role in budgets.items()]
+    rate = findings.prediction.rate_per_s
+    return [Trial(role, budget, rate, window_s, findings.tested) for budget, role in budgets.items()]
 
 
 def _sweep_trials(config: SweepConfig, findings: _Findings) -> list[Trial]:
@@ -160,7 +165,8 @@ def _sweep_trials(config: SweepConfig, findings: _Findings) -> list[Trial]:
         top = next((item.rate_per_s for item in findings.prediction.capacities), findings.prediction.rate_per_s)
         rates = tuple(share * top for share in SWEEP_SHARES)
     budgets = config.budgets_tokens or tuple(n.budget_tokens for n in findings.result.advice.neighbours)
-    return [Trial("sweep", budget, rate, SWEEP_WINDOW_S) for budget in budgets for rate in rates]
+    anchor = findings.tested or min(budgets, default=1)
+    return [Trial("sweep", budget, rate, SWEEP_WINDOW_S, anchor) for budget in budgets for rate in rates]
 
 
 def _verified(job: Job, findings: _Findings, trials: list[Trial], watch: _Stopwatch, ui: Ui) -> Result:
@@ -170,7 +176,7 @@ def _verified(job: Job, findings: _Findings, trials: list[Trial], watch: _Stopwa
     seen: dict[Notice, None] = {}
     with watch.part("verify"):
         for trial in trials:
-            run, notices = verify(job, findings.played, trial, ui)
+            run, notices = verify(job, findings.played, findings.profile, trial, ui)
             runs.append(run)
             seen |= dict.fromkeys(notices)
     result = findings.result

@@ -1,7 +1,7 @@
 """Where a run keeps what it has: the journal of measured steps, the profile, each finished verification, the result."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,7 +12,7 @@ from sarathi_tune.measure.documents import read_json, write_json
 from sarathi_tune.report.codec import from_json, to_json
 from sarathi_tune.report.result import Run
 
-JOURNAL, PROFILE, RESULT = "journal.jsonl", "profile.json", "result.json"
+JOURNAL, STATE, PROFILE, RESULT = "journal.jsonl", "state.json", "profile.json", "result.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,16 @@ class RunFolder:
     def result(self) -> Path:
         """The result document; a run that has one is finished."""
         return self.path / RESULT
+
+    def recall(self, name: str, measure: Callable[[], float]) -> float:
+        """A number that an interrupted run measured, or a fresh one that is kept: resuming must not decide anew what
+        was decided."""
+        path = self.path / STATE
+        known = read_json(path, "state of the run") if self.is_resumed and path.exists() else {}
+        if not isinstance(known, dict) or not isinstance(known.get(name), float):
+            known = {**(known if isinstance(known, dict) else {}), name: measure()}
+            write_json(path, known, "state of the run")
+        return float(known[name])
 
     def save_run(self, key: Mapping[str, Any], run: Run) -> None:
         """Keep a finished verification run, so that resuming doesn't repeat it."""
