@@ -48,6 +48,8 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
     dtype: DtypeName = "bfloat16"
+    #: Where the model is published, for the command line that is recommended; empty when unknown.
+    hub_id: str = ""
 
     @property
     def num_parameters(self) -> int:

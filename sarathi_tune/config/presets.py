@@ -1,7 +1,7 @@
 """Well-known architectures by name, so that a model can be timed without its weights, and the one place that turns what
 a user wrote after `--model` into a ModelSource.
 
-The numbers are those of the `config.json` that is published with each model (repository in the comment).
+The numbers are those of the `config.json` that is published with each model (its repository is `hub_id`).
 """
 
 import difflib
@@ -16,9 +16,9 @@ from sarathi_tune.errors import ModelError
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 _ALL = (
-    # HuggingFaceTB/SmolLM2-135M
     ModelConfig(
         name="smollm2-135m",
+        hub_id="HuggingFaceTB/SmolLM2-135M",
         family="llama",
         vocab_size=49_152,
         hidden_size=576,
@@ -33,9 +33,9 @@ _ALL = (
         eos_token_ids=(0,),
         bos_token_id=0,
     ),
-    # Qwen/Qwen2.5-0.5B
     ModelConfig(
         name="qwen2.5-0.5b",
+        hub_id="Qwen/Qwen2.5-0.5B",
         family="qwen2",
         vocab_size=151_936,
         hidden_size=896,
@@ -52,9 +52,9 @@ _ALL = (
         eos_token_ids=(151_643,),
         bos_token_id=151_643,
     ),
-    # meta-llama/Llama-3.2-1B
     ModelConfig(
         name="llama-3.2-1b",
+        hub_id="meta-llama/Llama-3.2-1B",
         family="llama",
         vocab_size=128_256,
         hidden_size=2_048,
@@ -70,9 +70,9 @@ _ALL = (
         eos_token_ids=(128_001,),
         bos_token_id=128_000,
     ),
-    # mistralai/Mistral-7B-v0.3
     ModelConfig(
         name="mistral-7b",
+        hub_id="mistralai/Mistral-7B-v0.3",
         family="mistral",
         vocab_size=32_768,
         hidden_size=4_096,
@@ -86,9 +86,9 @@ _ALL = (
         eos_token_ids=(2,),
         bos_token_id=1,
     ),
-    # Qwen/Qwen2.5-7B
     ModelConfig(
         name="qwen2.5-7b",
+        hub_id="Qwen/Qwen2.5-7B",
         family="qwen2",
         vocab_size=152_064,
         hidden_size=3_584,
@@ -104,9 +104,9 @@ _ALL = (
         eos_token_ids=(151_643,),
         bos_token_id=151_643,
     ),
-    # meta-llama/Meta-Llama-3-8B
     ModelConfig(
         name="llama-3-8b",
+        hub_id="meta-llama/Meta-Llama-3-8B",
         family="llama",
         vocab_size=128_256,
         hidden_size=4_096,
@@ -120,9 +120,9 @@ _ALL = (
         eos_token_ids=(128_001,),
         bos_token_id=128_000,
     ),
-    # meta-llama/Llama-3.1-8B
     ModelConfig(
         name="llama-3.1-8b",
+        hub_id="meta-llama/Llama-3.1-8B",
         family="llama",
         vocab_size=128_256,
         hidden_size=4_096,
@@ -137,9 +137,9 @@ _ALL = (
         eos_token_ids=(128_001,),
         bos_token_id=128_000,
     ),
-    # Qwen/Qwen3-8B
     ModelConfig(
         name="qwen3-8b",
+        hub_id="Qwen/Qwen3-8B",
         family="qwen3",
         vocab_size=151_936,
         hidden_size=4_096,
@@ -155,9 +155,9 @@ _ALL = (
         eos_token_ids=(151_645,),
         bos_token_id=151_643,
     ),
-    # 01-ai/Yi-34B
     ModelConfig(
         name="yi-34b",
+        hub_id="01-ai/Yi-34B",
         family="llama",
         vocab_size=64_000,
         hidden_size=7_168,
@@ -171,9 +171,9 @@ _ALL = (
         eos_token_ids=(2,),
         bos_token_id=1,
     ),
-    # meta-llama/Meta-Llama-3-70B
     ModelConfig(
         name="llama-3-70b",
+        hub_id="meta-llama/Meta-Llama-3-70B",
         family="llama",
         vocab_size=128_256,
         hidden_size=8_192,

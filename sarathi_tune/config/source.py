@@ -13,3 +13,8 @@ class ModelSource:
 
     config: ModelConfig
     directory: Path | None = None
+
+    @property
+    def serve_name(self) -> str:
+        """What `vllm serve` takes for this model: the directory, else where it is published, else its name."""
+        return str(self.directory) if self.directory else self.config.hub_id or self.config.name

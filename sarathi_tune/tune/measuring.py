@@ -89,6 +89,7 @@ def _profile(job: Job, measurement: Measurement, design: Design) -> Profile:
         machine=describe_machine(job.gpu).as_dict(),
         model={
             "name": config.name,
+            "serve_name": job.settings.source.serve_name,
             "dtype": description["dtype"],
             "weights": description["weights"],
             "parameters": config.num_parameters,
