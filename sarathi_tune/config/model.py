@@ -1,6 +1,6 @@
 """The architecture of a model: everything that decides what a step costs, and nothing about where weights live."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 Family = Literal["llama", "mistral", "qwen2", "qwen3"]
@@ -48,8 +48,9 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
     dtype: DtypeName = "bfloat16"
-    #: Where the model is published, for the command line that is recommended; empty when unknown.
-    hub_id: str = ""
+    #: Where the model is published, for the command line that is recommended; empty when unknown. A name, no property of
+    #: the architecture.
+    hub_id: str = field(default="", compare=False)
 
     @property
     def num_parameters(self) -> int:
