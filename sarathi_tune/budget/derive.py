@@ -173,6 +173,13 @@ class _Desk:
         slo_ms = self.question.slo_itl_ms
         return largest_where(lambda decodes: self.smallest_slo_ms(decodes) <= slo_ms, 1, self.question.decodes - 1)
 
+    def largest_decode_batch(self) -> int | None:
+        """The most decodes, fewer than asked for, whose decode-only step stays within the SLO; None if not even one."""
+        limit_ms = self.question.limit_ms
+        return largest_where(
+            lambda decodes: replace(self.steps, decodes=decodes).p99_ms(0) <= limit_ms, 1, self.question.decodes - 1
+        )
+
     def seqs_within(self, budget: int) -> int | None:
         """The largest max_num_seqs whose floor a budget meets; None when another rule sets the floor."""
         return largest_where(
@@ -223,10 +230,14 @@ class _Desk:
         return f"p{100 * self.question.percentile:g}"
 
     def _instead(self) -> str:
-        batch = self.largest_batch()
+        batch, alone = self.largest_batch(), self.largest_decode_batch()
         fits = (
-            "Not even one decode fits" if batch is None else f"At most {batch:,} decodes fit (--max-num-seqs {batch})"
+            "Not even one decode fits beside a useful chunk"
+            if batch is None
+            else f"At most {batch:,} decodes fit beside a useful chunk (--max-num-seqs {batch})"
         )
+        if alone is not None and alone != batch:
+            fits += f", {alone:,} without one"
         slo = format_ms(self.smallest_slo_ms(self.question.decodes))
         return f"{fits}; the smallest SLO in reach with {self.question.decodes:,} is {slo}."
 
@@ -359,6 +370,7 @@ class _Desk:
             limiting=self._step(deciding - question.decodes),
             decode_step=self._step(0),
             largest_batch=self.largest_batch() if refused and largest_max_num_seqs is None else None,
+            largest_decode_batch=self.largest_decode_batch() if verdict == "infeasible" else None,
             largest_max_num_seqs=largest_max_num_seqs,
             smallest_slo_ms=self.smallest_slo_ms(question.decodes),
             unaligned_budget=budget,

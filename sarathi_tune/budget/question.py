@@ -103,7 +103,8 @@ class Derivation:
     not-the-budget  decode alone meets the SLO, a hybrid step never does, however small its chunk
     inconclusive    the profile or its noise can't decide
 
-    `largest_batch` is the largest number of decodes for which the same question is answered with a budget;
+    `largest_batch` is the largest number of decodes for which the same question is answered with a budget, and
+    `largest_decode_batch` the largest whose decode-only step meets the SLO, with no room for prompts beside it;
     `smallest_slo_ms` the smallest SLO for which it is, with these decodes. `largest_max_num_seqs` is set when the
     engine's floor on the budget, not the step time, is what fails. `unaligned_budget` is the budget before alignment.
     `serial_chunk`: the largest chunk for an engine in which a chunk *delays* a decode step; None if there is none.
@@ -118,6 +119,7 @@ class Derivation:
     limiting: LimitingStep
     decode_step: LimitingStep
     largest_batch: int | None
+    largest_decode_batch: int | None
     largest_max_num_seqs: int | None
     smallest_slo_ms: float | None
     unaligned_budget: int | None

@@ -79,7 +79,8 @@ def _question(
             "give --max-num-seqs and --context, for example --max-num-seqs 16 --context 2k."
         )
     if prefix is None:
-        prefix = max((shape.prefix for shape in shapes), default=0)
+        # a prompt that leaves less context than this behind it can't have a longer prefix before it
+        prefix = min(context, max((shape.prefix for shape in shapes), default=0))
     return BudgetQuestion(
         slo_itl_ms=slo.itl_ms,
         decodes=decodes,

@@ -75,6 +75,7 @@ def advice(
         curve=_curve(profile, model, question, derivation),
         neighbours=tuple(map(_neighbour, derivation.neighbours)),
         largest_batch=derivation.largest_batch,
+        largest_decode_batch=derivation.largest_decode_batch,
         largest_max_num_seqs=derivation.largest_max_num_seqs,
         smallest_slo_ms=derivation.smallest_slo_ms,
         serial_chunk_tokens=derivation.serial_chunk,
@@ -126,6 +127,7 @@ def latency(report: LatencyReport) -> Latency:
         ttft_p99_ms=report.ttft.p99_ms,
         goodput_per_s=report.goodput_per_s,
         attained_share=report.attained_share,
+        preemptions=report.num_preemptions,
     )
 
 

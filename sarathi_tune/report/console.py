@@ -237,6 +237,8 @@ def _views(run: Run, measured: Latency) -> str:
     text = f"ITL at {format_tokens(run.budget_tokens)} tokens: {shown}"
     if measured.stalled_share is not None:
         text += f"; {percent_figure(measured.stalled_share)} of the gaps waited for a chunk"
+    if measured.preemptions:
+        text += f"; {measured.preemptions:,} preemptions"
     return f"{text} (n = {measured.gaps:,} gaps of {measured.requests:,} requests)."
 
 
@@ -245,12 +247,23 @@ def _print_basis(result: Result, console: Console) -> None:
         ("model", _describe(result.model, "name", "dtype")),
         *_load(result.settings),
         ("workload", _workload(result.workload)),
+        ("scheduler", _scheduling(result.settings)),
         ("machine", _describe(result.machine, "name", "device", "threads")),
         ("engine", _describe(result.engine, "name", "version", attention="attention", linear="linear layers")),
         ("time", ", ".join(f"{phase.name} {phase.seconds:.0f} s" for phase in result.phases)),
         ("profile", str(Path(result.folder) / result.profile) if result.profile else ""),
     ]
     print_facts("Rests on", [(name, value) for name, value in lines if value], console)
+
+
+def _scheduling(settings: Mapping[str, Any]) -> str:
+    """The scheduler's name, and what differs from how steps are measured."""
+    parts = [str(settings["scheduler"])] if "scheduler" in settings else []
+    if settings.get("prefix_cache"):
+        parts.append("prefix cache")
+    if settings.get("preemption", "recompute") != "recompute":
+        parts.append(f"preemption by {settings['preemption']}")
+    return ", ".join(parts)
 
 
 def _workload(facts: Mapping[str, Any]) -> str:

@@ -86,7 +86,8 @@ class Neighbour:
 class Advice:
     """The verdict and its reason. `budget_tokens` is None unless a budget is advised.
 
-    `largest_batch`, `largest_max_num_seqs` and `smallest_slo_ms` say what would be in reach when the objective isn't.
+    `largest_batch` (beside a useful chunk), `largest_decode_batch` (decodes alone), `largest_max_num_seqs` and
+    `smallest_slo_ms` say what would be in reach when the objective isn't.
     `serial_chunk_tokens`: the largest chunk that may run between two decode steps, for engines that don't mix the two.
     """
 
@@ -102,6 +103,7 @@ class Advice:
     curve: tuple[CurvePoint, ...] = ()
     neighbours: tuple[Neighbour, ...] = ()
     largest_batch: int | None = None
+    largest_decode_batch: int | None = None
     largest_max_num_seqs: int | None = None
     smallest_slo_ms: float | None = None
     serial_chunk_tokens: int | None = None
@@ -141,6 +143,7 @@ class Latency:
     ttft_p99_ms: float | None = None
     goodput_per_s: float | None = None
     attained_share: float | None = None
+    preemptions: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

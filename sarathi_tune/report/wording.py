@@ -42,6 +42,8 @@ def in_reach(result: Result) -> list[str]:
     slo = format_ms(result.objective.itl_ms)
     if advice.largest_batch is not None:
         lines.append(f"In reach at {slo}: a batch of {advice.largest_batch} (--max-num-seqs {advice.largest_batch}).")
+    if advice.largest_decode_batch is not None and advice.largest_decode_batch != advice.largest_batch:
+        lines.append(f"In reach at {slo} without prompts beside them: {advice.largest_decode_batch} decodes.")
     if advice.largest_max_num_seqs is not None:
         lines.append(f"In reach at {slo}: --max-num-seqs {advice.largest_max_num_seqs}.")
     if advice.smallest_slo_ms is not None:
