@@ -27,6 +27,10 @@ def make_ui(*, quiet: bool) -> Ui:
     return TerminalUi(console) if console.is_terminal else PlainUi(console)
 
 
+#: From this width on there is room for a long bar.
+WIDE = 100
+
+
 class TerminalUi:
     """One live bar for the phase that runs; a line stays for each that has ended."""
 
@@ -52,6 +56,7 @@ class TerminalUi:
 
 
 def _bar(console: Console, *, is_counted: bool) -> "Progress":
+    """A bar with the time left; what is being done right now gives way first where the terminal is narrow."""
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -61,13 +66,20 @@ def _bar(console: Console, *, is_counted: bool) -> "Progress":
         TimeElapsedColumn,
         TimeRemainingColumn,
     )
+    from rich.table import Column
 
-    columns: list[ProgressColumn] = [TextColumn("{task.description}"), BarColumn(bar_width=None)]
-    if is_counted:
-        columns.append(MofNCompleteColumn())
-    columns += [TextColumn("{task.fields[now]}", style="dim"), TimeElapsedColumn()]
-    if is_counted:
-        columns += [TextColumn("left", style="dim"), TimeRemainingColumn()]
+    name = TextColumn("{task.description}", table_column=Column(no_wrap=True))
+    now = TextColumn("{task.fields[now]}", style="dim", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1))
+    if not is_counted:
+        return Progress(name, now, TimeElapsedColumn(), console=console, transient=True, expand=True)
+    columns: list[ProgressColumn] = [
+        name,
+        BarColumn(bar_width=18 if console.width < WIDE else 40),
+        MofNCompleteColumn(table_column=Column(no_wrap=True)),
+        TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True)),
+        TextColumn("left", style="dim", table_column=Column(no_wrap=True)),
+        now,
+    ]
     return Progress(*columns, console=console, transient=True, expand=True)
 
 

@@ -12,8 +12,9 @@ SCHEMA = "sarathi-tune/result"
 SCHEMA_VERSION = 1
 
 Verdict = Literal["recommended", "infeasible", "not-binding", "not-the-budget", "inconclusive"]
-#: Why a run was made: the advice itself, the engine's default beside it, another budget, or a cell of a full sweep.
-RunRole = Literal["recommended", "control", "neighbour", "sweep"]
+#: Why a run was made: the advice itself at a working rate, the engine's default beside it, the advice at its predicted
+#: capacity, another budget, or a cell of a full sweep.
+RunRole = Literal["recommended", "control", "capacity", "neighbour", "sweep"]
 
 
 @dataclass(frozen=True, slots=True)

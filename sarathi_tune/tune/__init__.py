@@ -32,9 +32,9 @@ from sarathi_tune.tune.verifying import Trial, verify
 __all__ = ["plan_tune", "run_sweep", "run_tune"]
 
 #: Share of the time limit for measuring, and seconds kept for everything that is short.
-MEASURE_SHARE, RESERVE_S = 0.32, 6.0
+MEASURE_SHARE, RESERVE_S = 0.28, 8.0
 #: What a verification run takes besides its window: the drain, drawing prompts, the prediction of the same requests.
-RUN_EXTRA_S = 5.0
+RUN_EXTRA_S = 7.0
 SHORTEST_WINDOW_S, LONGEST_WINDOW_S = 10.0, 30.0
 #: A sweep takes its time: the window of each cell, and the rates as shares of the predicted capacity.
 SWEEP_WINDOW_S, SWEEP_SHARES = 20.0, (0.6, 0.8, 1.0)
@@ -127,7 +127,7 @@ def _advise(job: Job, profile: Profile, watch: _Stopwatch, ui: Ui) -> _Findings:
         result,
         objective=replace(result.objective, ttft_ms=config.slo.ttft_ms),
         workload=settings.workload.as_dict(),
-        settings=settings.as_dict() | {"origins": dict(settings.origins)},
+        settings=settings.as_dict() | config.scheduling.as_dict() | {"origins": dict(settings.origins)},
         folder=str(job.folder.path),
     )
     tested = config.budget_tokens or derivation.budget
@@ -148,15 +148,20 @@ def _advise(job: Job, profile: Profile, watch: _Stopwatch, ui: Ui) -> _Findings:
 
 
 def _trials(job: Job, findings: _Findings, watch: _Stopwatch) -> list[Trial]:
-    """The tested budget and the engine's default at the same rate, in what is left of the time."""
-    if findings.tested is None or findings.prediction is None:
+    """The tested budget and the engine's default at the same working rate, and the tested one at its capacity, in what
+    is left of the time. The last one is the first to go when time is short: near capacity a short run is half luck."""
+    tested, prediction = findings.tested, findings.prediction
+    if tested is None or prediction is None:
         return []
-    budgets: dict[int, RunRole] = {findings.tested: "recommended"}
-    budgets.setdefault(job.config.control_budget_tokens, "control")
+    capacity = next((item.rate_per_s for item in prediction.capacities if item.budget_tokens == tested), None)
+    plans: list[tuple[RunRole, int, float]] = [("recommended", tested, prediction.rate_per_s)]
+    if job.config.control_budget_tokens != tested:
+        plans.append(("control", job.config.control_budget_tokens, prediction.rate_per_s))
     left_s = job.config.time_limit_s - RESERVE_S - watch.elapsed_s
-    window_s = round(max(SHORTEST_WINDOW_S, min(LONGEST_WINDOW_S, left_s / len(budgets) - RUN_EXTRA_S)))
-    rate = findings.prediction.rate_per_s
-    return [Trial(role, budget, rate, window_s, findings.tested) for budget, role in budgets.items()]
+    if capacity is not None and left_s / (len(plans) + 1) >= SHORTEST_WINDOW_S + RUN_EXTRA_S:
+        plans.append(("capacity", tested, capacity))
+    window_s = round(max(SHORTEST_WINDOW_S, min(LONGEST_WINDOW_S, left_s / len(plans) - RUN_EXTRA_S)))
+    return [Trial(role, budget, rate, window_s, tested) for role, budget, rate in plans]
 
 
 def _sweep_trials(config: SweepConfig, findings: _Findings) -> list[Trial]:
