@@ -60,12 +60,12 @@ class _Stopwatch:
 
 @dataclass(frozen=True, slots=True)
 class _Findings:
-    """What is known before anything is verified. Without a budget to test nothing is played or predicted."""
+    """What is known before anything is verified. Without a budget to test nothing is predicted."""
 
     result: Result
     profile: Profile
-    tested: int | None
-    played: Scenario | None = None
+    played: Scenario
+    tested: int | None = None
     prediction: Prediction | None = None
 
 
@@ -131,9 +131,9 @@ def _advise(job: Job, profile: Profile, watch: _Stopwatch, ui: Ui) -> _Findings:
         folder=str(job.folder.path),
     )
     tested = config.budget_tokens or derivation.budget
-    if tested is None:
-        return _Findings(result, profile, None)
     played = play(job, model, loop_ms)
+    if tested is None:
+        return _Findings(result, profile, played)
     budgets = {tested, config.control_budget_tokens, *(neighbour.budget for neighbour in derivation.neighbours)}
     with watch.part("predict"):
         prediction = predict(config, played, tuple(sorted(budgets)), tested, ui)
@@ -144,7 +144,7 @@ def _advise(job: Job, profile: Profile, watch: _Stopwatch, ui: Ui) -> _Findings:
         capacities=prediction.capacities,
         surface=tuple(cell.as_dict() for cell in prediction.surface.cells),
     )
-    return _Findings(result, profile, tested, played, prediction)
+    return _Findings(result, profile, played, tested, prediction)
 
 
 def _trials(job: Job, findings: _Findings, watch: _Stopwatch) -> list[Trial]:
@@ -175,7 +175,7 @@ def _sweep_trials(config: SweepConfig, findings: _Findings) -> list[Trial]:
 
 
 def _verified(job: Job, findings: _Findings, trials: list[Trial], watch: _Stopwatch, ui: Ui) -> Result:
-    if findings.played is None or not trials:
+    if not trials:
         return findings.result
     runs: list[Run] = []
     seen: dict[Notice, None] = {}
