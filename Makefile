@@ -4,21 +4,21 @@
 #   make test                                                       set up, then every check that CI runs
 #
 # `make install` sets up only. A second call installs nothing, unless pyproject.toml or constraints.txt changed.
-# EXTRAS chooses what is installed beside the package: cpu (compiled kernels), gpu, flash.
+# EXTRAS chooses what is installed beside the package: cpu (compiled kernels), server, gpu, flash.
 # PIP_ARGS is handed to pip, for example to choose PyTorch's CPU-only wheels: PIP_ARGS="--extra-index-url <index>".
 
 PYTHON   ?= python3
 SLO      ?= 100ms
 MODEL    ?=
 ARGS     ?=
-EXTRAS   ?= cpu
+EXTRAS   ?= cpu,server
 PIP_ARGS ?=
 
 VENV := .venv
 BIN  := $(VENV)/bin
 PIP  := $(BIN)/python -m pip install --quiet --constraint constraints.txt $(PIP_ARGS)
 
-.PHONY: install tune test lint format clean
+.PHONY: install tune test lint format clean gpu-check
 .DELETE_ON_ERROR:
 
 install: $(VENV)/.stamp-run
@@ -37,6 +37,10 @@ lint: $(VENV)/.stamp-dev
 format: $(VENV)/.stamp-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# On a machine with CUDA, without network: torch, triton and transformers are there already.
+gpu-check:
+	$(PYTHON) -m scripts.gpu_check
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

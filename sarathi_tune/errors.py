@@ -8,6 +8,7 @@
     ├── InconclusiveError     4   too noisy or too few samples to decide
     ├── OutOfMemoryError      5   weights or KV cache don't fit
     ├── TargetError           6   the target server refused, failed or vanished
+    ├── RankError             6   a process of a parallel run died (5 when its memory ran out)
     └── InterruptedRunError 130   Ctrl-C; what was measured is kept
 
 The message is the sentence the user reads, so it says what is wrong *and* what to do. Broken invariants of our own are
@@ -80,3 +81,17 @@ class InterruptedRunError(SarathiTuneError):
     """The user pressed Ctrl-C; the message says where the journal is and how to go on."""
 
     exit_code = ExitCode.INTERRUPTED
+
+
+class RankError(SarathiTuneError):
+    """A process of a parallel run failed or went away, and all were ended; the exit code is that of the cause.
+
+    It isn't an OutOfMemoryError when memory was the cause: no step can be computed any more, so measuring must not go
+    on with a smaller one.
+    """
+
+    exit_code = ExitCode.TARGET_FAILED
+
+    def __init__(self, message: str, exit_code: ExitCode = ExitCode.TARGET_FAILED) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code

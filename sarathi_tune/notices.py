@@ -78,6 +78,16 @@ def more_threads_than_allowed(threads: int, cores: int, quota: float | None) -> 
     )
 
 
+def more_ranks_than_cores(ranks: int, cores: int) -> Notice:
+    """More processes compute on this machine than it has cores for them."""
+    return Notice(
+        "more-ranks-than-cores",
+        "warning",
+        f"{ranks} ranks compute on this machine, and they may use {cores} cores.",
+        "Use fewer ranks, or more machines: ranks that share a core wait for each other in every layer.",
+    )
+
+
 def noise_high(noise: float, limit: float) -> Notice:
     """The same shape measured twice gave two results."""
     return Notice(
@@ -339,4 +349,65 @@ def machine_drifted(budget_tokens: int, decode: float, chunk: float) -> Notice:
         "(with a chunk) of their profiled time; the run's prediction is scaled by that.",
         "Expect the real tail to wander by as much; fix the clocks, keep neighbours off the machine, or leave a margin "
         "in the SLO.",
+    )
+
+
+def client_starved(lag_p99_ms: float, limit_ms: float) -> Notice:
+    """The client's event loop woke up late: its stamps are late by as much."""
+    return Notice(
+        "client-starved",
+        "warning",
+        f"The load generator's event loop woke up p99 {lag_p99_ms:.2f} ms late, {limit_ms:.2f} ms are allowed: gaps "
+        "of this run are partly the client's own.",
+        "Use more worker processes (--workers), or run the client on another machine than the server.",
+    )
+
+
+def events_coalesced(share: float) -> Notice:
+    """Several events came in one read of the socket and share a stamp."""
+    return Notice(
+        "events-coalesced",
+        "info",
+        f"{share:.1%} of the gaps read 0 because two events came in one read of the socket.",
+        "Look at the gaps per token as well; the server, a proxy or the network bundles events.",
+    )
+
+
+def heap_collected(count: int, longest_ms: float) -> Notice:
+    """Python's garbage collector ran within the window."""
+    return Notice(
+        "heap-collected",
+        "warning",
+        f"The client's garbage collector stopped it {count} times, for up to {longest_ms:.1f} ms.",
+        "Run again: gaps as long as that may be the client's.",
+    )
+
+
+def prompt_length_differs(share: float) -> Notice:
+    """The server counted other prompt lengths than were asked for."""
+    return Notice(
+        "prompt-length-differs",
+        "warning",
+        f"Prompts had {abs(share):.1%} {'more' if share > 0 else 'fewer'} tokens than the workload asks for.",
+        "Use an endpoint that takes token ids (--endpoint completions), or read the lengths that the server counted.",
+    )
+
+
+def output_length_unknown() -> Notice:
+    """The server doesn't say how many tokens it answered with."""
+    return Notice(
+        "output-length-unknown",
+        "warning",
+        "The server doesn't count the tokens of its answers: short answers can't be told, and TPOT is unknown.",
+        "Have it answer stream_options.include_usage, as vLLM, SGLang and TensorRT-LLM do.",
+    )
+
+
+def close_call(probability: float) -> Notice:
+    """The run is near the line between met and missed."""
+    return Notice(
+        "close-call",
+        "warning",
+        f"A repetition of this run would meet the objective with a probability of about {probability:.0%}.",
+        "Run for longer (--seconds), or treat the objective as just within reach.",
     )

@@ -8,13 +8,18 @@ from sarathi_tune.errors import UsageError
 _MS_PER_UNIT = {"us": 1e-3, "µs": 1e-3, "ms": 1.0, "s": 1e3, "min": 6e4, "m": 6e4, "h": 3.6e6}
 _DURATION = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*([a-zµ]*)", re.IGNORECASE)
 _TOKENS = re.compile(r"(\d+(?:\.\d+)?)([km]?)", re.IGNORECASE)
+#: No step, context or cache of a real engine comes near; larger numbers are typing errors.
+MAX_TOKENS = 1 << 30
+#: From a microsecond to a thousand hours: what lies outside is a typing error too.
+_SHORTEST_MS, _LONGEST_MS = 1e-3, 3.6e9
 _TOKEN_SUFFIX = {"": 1, "k": 1024, "m": 1024 * 1024}
 
 
 def parse_duration_ms(text: str, what: str = "duration") -> float:
     """`20ms`, `0.02s`, `20000us` -> milliseconds.
 
-    Raises UsageError for a bare number, an unknown unit, zero, a negative number, NaN or infinity.
+    Raises UsageError for a bare number, an unknown unit, zero, a negative number, NaN or infinity, and for less than a
+    microsecond or more than 1000 hours.
     """
     example = "write it with a unit, for example 20ms, 0.5s or 800us"
     match = _DURATION.fullmatch(text.strip())
@@ -28,16 +33,21 @@ def parse_duration_ms(text: str, what: str = "duration") -> float:
     value_ms = number * _MS_PER_UNIT[unit]
     if not math.isfinite(value_ms) or value_ms <= 0:
         raise UsageError(f"{what} {text!r} must be greater than zero and finite: {example}.")
+    if not _SHORTEST_MS <= value_ms <= _LONGEST_MS:
+        raise UsageError(f"{what} {text!r} must be from 1us to 1000h: {example}.")
     return value_ms
 
 
 def parse_tokens(text: str, what: str = "token count") -> int:
-    """`512`, `8k` (= 8192), `0.5k` (= 512) -> tokens. Raises UsageError for anything else, zero included."""
+    """`512`, `8k` (= 8192), `0.5k` (= 512) -> tokens. Raises UsageError for anything else, zero included, and for
+    more than MAX_TOKENS."""
     example = "write a whole number of tokens, for example 512 or 8k (= 8192)"
     match = _TOKENS.fullmatch(text.strip())
     if match is None:
         raise UsageError(f"{what} {text!r} is not a token count: {example}.")
     value = float(match[1]) * _TOKEN_SUFFIX[match[2].lower()]
+    if value > MAX_TOKENS:
+        raise UsageError(f"{what} {text!r} is more than {MAX_TOKENS:,} tokens: {example}.")
     if value != int(value) or value < 1:
         raise UsageError(f"{what} {text!r} is not a positive whole number of tokens: {example}.")
     return int(value)

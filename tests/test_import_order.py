@@ -36,7 +36,7 @@ GROUND = {"errors": set(), "notices": set(), "units": {"errors"}, "stats": {"err
 #: These work from documents: they import nothing of `runtime`, wherever it stands in the order.
 NO_RUNTIME = {"stepmodel", "budget", "workload", "loadgen", "goodput", "report", "gate"}
 #: The only places that may load torch, and then only when they are imported themselves.
-TORCH = {"runtime", "measure.bench"}
+TORCH = {"runtime", "measure.bench", "measure.kernels"}
 HEAVY = {"torch", "transformers", "flash_attn", "triton"}
 
 LEVEL = {name: level for level, group in enumerate(ORDER) for name in group}

@@ -1,15 +1,17 @@
 """The typer application: the main job without a subcommand, and one subcommand per file beside it."""
 
+import os
 import sys
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
 from sarathi_tune import __version__
-from sarathi_tune.cli import derive, doctor, profile, report, sweep, tune
+from sarathi_tune.cli import compare, derive, doctor, kernels, profile, report, selftest, serve, sweep, tune, verify
 from sarathi_tune.cli import options as flags
-from sarathi_tune.cli.edge import edge
+from sarathi_tune.cli.edge import edge, open_missing_streams, unwritten
 from sarathi_tune.errors import ExitCode, UsageError
+from sarathi_tune.runtime.parallel.place import Place, end_with_parent
 
 _HELP = (
     "The token budget for your LLM server: measured, derived from an SLO, verified.\n\n"
@@ -32,6 +34,11 @@ app = typer.Typer(
 app.command("profile")(profile.profile)
 app.command("derive")(derive.derive)
 app.command("sweep")(sweep.sweep)
+app.command("compare")(compare.compare)
+app.command("verify")(verify.verify)
+app.command("selftest")(selftest.selftest)
+app.command("kernels")(kernels.kernels)
+app.command("serve")(serve.serve)
 app.command("report")(report.report)
 app.command("doctor")(doctor.doctor)
 
@@ -62,16 +69,19 @@ def main_job(
     no_verify: Annotated[
         bool, typer.Option("--no-verify", metavar="", help="Stop after derivation and prediction.")
     ] = False,
-    resume: Annotated[
-        bool, typer.Option("--resume", metavar="", help="Go on with the run that was interrupted.")
-    ] = False,
+    resume: flags.Resume = False,
     time_limit: Annotated[
         str | None, typer.Option("--time-limit", metavar="TIME", help="Aim to be done after this. (default: 150s)")
     ] = None,
+    scheduler: flags.Scheduler = None,
+    prefix_cache: flags.PrefixCache = None,
+    preemption: flags.Preemption = None,
     device: flags.Device = None,
     attention: flags.Attention = None,
     dtype: flags.Dtype = None,
     threads: flags.Threads = None,
+    tensor_parallel: flags.TensorParallel = None,
+    pipeline_parallel: flags.PipelineParallel = None,
     seed: flags.Seed = None,
     json_target: flags.JsonTarget = None,
     out: flags.Out = None,
@@ -90,7 +100,8 @@ def main_job(
         objective=(slo_itl, slo_ttft, overhead),
         subject=(model, workload),
         load=(max_num_seqs, context_tokens, prefix, rate),
-        steps=flags.parse_device(device, attention, dtype, threads),
+        steps=flags.parse_device(device, attention, dtype, threads, (tensor_parallel, pipeline_parallel)),
+        scheduling=flags.parse_scheduling(scheduler, prefix_cache, preemption),
         budget=budget,
         verify=not no_verify,
         resume=resume,
@@ -109,8 +120,30 @@ def _refuse_before(command: str, arguments: dict[str, object]) -> None:
 
 
 def main() -> None:
-    """The console script."""
+    """The console script. Of the processes that torchrun started (or rank 0 itself), only rank 0 reads the command
+    line; the others do what it tells them."""
+    place = Place.from_environment()
+    if place is not None and place.rank > 0:
+        _follow(place)
+    open_missing_streams()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
-    app(prog_name="sarathi-tune")
+    try:
+        app(prog_name="sarathi-tune")
+    except OSError as error:  # --help and --version print before a command begins
+        sys.exit(unwritten(error))
+    finally:
+        if place is not None:
+            from sarathi_tune.runtime.parallel.ranks import announce_end
+
+            announce_end(place)
+
+
+def _follow(place: Place) -> NoReturn:
+    if place.parent is not None:
+        end_with_parent(place.parent)
+    from sarathi_tune.runtime.parallel.follower import follow
+
+    # Nothing is to be saved, and threads of the process groups may not end by themselves.
+    os._exit(follow(place))

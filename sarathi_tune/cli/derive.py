@@ -37,7 +37,7 @@ def derive(
     decodes = flags.parse_count(max_num_seqs, "--max-num-seqs")
     tokens = flags.parse_token_count(context, "--context")
     prefix_tokens = flags.parse_token_count(prefix, "--prefix", zero=True)
-    draws = flags.parse_count(seed, "--seed", smallest=0) or 0
+    draws = flags.parse_seed(seed) or 0
     check_target(json_target)
 
     from sarathi_tune.budget.derive import derive as derive_budget

@@ -69,14 +69,16 @@ def _runtime(model: str, steps: DeviceConfig) -> tuple[dict[str, Any], dict[str,
     from sarathi_tune.config.presets import resolve_model
     from sarathi_tune.machine.gpu import open_gpu
     from sarathi_tune.runtime.attention.base import AttentionShape
-    from sarathi_tune.runtime.attention.pick import pick_attention
+    from sarathi_tune.runtime.attention.pick import attention_candidates, pick_attention
     from sarathi_tune.runtime.layers.linear import pick_linear
     from sarathi_tune.runtime.runner import resolve_device, with_dtype
     from sarathi_tune.runtime.weights import TORCH_DTYPES
 
     config = with_dtype(resolve_model(model).config, steps.dtype)
     place, dtype = resolve_device(steps.device), TORCH_DTYPES[config.dtype]
-    attention = pick_attention(AttentionShape.of(config), place, dtype, steps.page_tokens, steps.attention)
+    shape = AttentionShape.of(config)
+    attention = pick_attention(shape, place, dtype, steps.page_tokens, steps.attention)
+    others = attention_candidates(shape, place, dtype, steps.page_tokens)
     linear = pick_linear(place, dtype)
     gpu, notices = open_gpu() if place.type == "cuda" else (None, ())
     build = {
@@ -91,6 +93,11 @@ def _runtime(model: str, steps: DeviceConfig) -> tuple[dict[str, Any], dict[str,
         "device": str(place),
         "attention": attention.name,
         "attention_reason": attention.reason,
+        "other_attention": {
+            other.name: other.obstacle or f"it can run here, and {attention.name} goes before it"
+            for other in others
+            if other.name != attention.name
+        },
         "linear": linear.name,
         "linear_reason": linear.reason,
     }

@@ -6,17 +6,29 @@ ours instead of a type's name.
 
 import math
 from collections.abc import Sequence
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any, get_args
 
 import typer
 
+from sarathi_tune.config.engine import PreemptionMode, SchedulerName
 from sarathi_tune.config.model import BYTES_PER_ELEMENT
-from sarathi_tune.config.run import DEFAULT_MODEL, DEFAULT_OUT_DIR, DEFAULT_WORKLOAD, DeviceConfig
+from sarathi_tune.config.parallel import Layout
+from sarathi_tune.config.run import (
+    DEFAULT_MODEL,
+    DEFAULT_OUT_DIR,
+    DEFAULT_WORKLOAD,
+    DeviceConfig,
+    SchedulingConfig,
+)
 from sarathi_tune.config.slo import Slo
 from sarathi_tune.errors import UsageError
 from sarathi_tune.units import parse_duration_ms, parse_tokens
 
-_OBJECTIVE, _LOAD, _DEVICE, _OUTPUT = "Objective", "Model and load", "Device", "Output"
+_OBJECTIVE, _LOAD, _SCHEDULING, _DEVICE, _OUTPUT = "Objective", "Model and load", "Scheduling", "Device", "Output"
+#: More of anything that is counted is a typing error; and threads beyond these can't be started.
+MAX_COUNT, MAX_THREADS, MAX_SEED = 1 << 20, 1024, (1 << 63) - 1
+SCHEDULER_NAMES: tuple[str, ...] = get_args(SchedulerName)
 
 SloItl = Annotated[
     str | None,
@@ -71,6 +83,34 @@ Rate = Annotated[
     str | None,
     typer.Option("--rate", metavar="R", help="Requests per second that will arrive.", rich_help_panel=_LOAD),
 ]
+Scheduler = Annotated[
+    str | None,
+    typer.Option(
+        "--scheduler",
+        metavar="NAME",
+        help=f"Of the built-in engine: {', '.join(SCHEDULER_NAMES)}. (default: {SchedulingConfig().scheduler})",
+        rich_help_panel=_SCHEDULING,
+    ),
+]
+PrefixCache = Annotated[
+    bool | None,
+    typer.Option(
+        "--prefix-cache/--no-prefix-cache",
+        metavar="",
+        help="Compute what prompts share once. (default: off)",
+        show_default=False,
+        rich_help_panel=_SCHEDULING,
+    ),
+]
+Preemption = Annotated[
+    str | None,
+    typer.Option(
+        "--preemption",
+        metavar="|".join(get_args(PreemptionMode)),
+        help=f"What happens to a request whose pages are needed. (default: {SchedulingConfig().preemption})",
+        rich_help_panel=_SCHEDULING,
+    ),
+]
 Device = Annotated[
     str | None,
     typer.Option("--device", metavar="auto|cpu|cuda", help="Where steps run. (default: auto)", rich_help_panel=_DEVICE),
@@ -96,6 +136,21 @@ Threads = Annotated[
         rich_help_panel=_DEVICE,
     ),
 ]
+TensorParallel = Annotated[
+    str | None,
+    typer.Option(
+        "--tensor-parallel",
+        metavar="N",
+        help="Processes that share each layer; started here, or by torchrun. (default: 1)",
+        rich_help_panel=_DEVICE,
+    ),
+]
+PipelineParallel = Annotated[
+    str | None,
+    typer.Option(
+        "--pipeline-parallel", metavar="N", help="Stages that share the layers. (default: 1)", rich_help_panel=_DEVICE
+    ),
+]
 Seed = Annotated[
     str | None,
     typer.Option(
@@ -114,6 +169,7 @@ Out = Annotated[
         "--out", metavar="DIR", help=f"Where runs are kept. (default: {DEFAULT_OUT_DIR})", rich_help_panel=_OUTPUT
     ),
 ]
+Resume = Annotated[bool, typer.Option("--resume", metavar="", help="Go on with the run that was interrupted.")]
 Quiet = Annotated[
     bool,
     typer.Option("--quiet", "-q", metavar="", help="No progress, and only the line to paste.", rich_help_panel=_OUTPUT),
@@ -139,20 +195,44 @@ def parse_slo(itl: str | None, ttft: str | None, usage: str) -> Slo:
     )
 
 
-def parse_device(device: str | None, attention: str | None, dtype: str | None, threads: str | None) -> DeviceConfig:
-    """Where and how steps run."""
+def parse_device(
+    device: str | None,
+    attention: str | None,
+    dtype: str | None,
+    threads: str | None,
+    layout: tuple[str | None, str | None] = (None, None),
+) -> DeviceConfig:
+    """Where and how steps run. `layout`: tensor-parallel ranks and pipeline stages."""
+    tensor, pipeline = layout
     return DeviceConfig(
         **given(
             device=parse_choice(device, "--device", ("auto", "cpu", "cuda")),
             attention=attention,
             dtype=parse_choice(dtype, "--dtype", tuple(BYTES_PER_ELEMENT)),
-            threads=parse_count(threads, "--threads"),
+            threads=parse_count(threads, "--threads", largest=MAX_THREADS),
+            layout=Layout(
+                **given(
+                    tensor=parse_count(tensor, "--tensor-parallel"),
+                    pipeline=parse_count(pipeline, "--pipeline-parallel"),
+                )
+            ),
         )
     )
 
 
-def parse_count(text: str | None, flag: str, smallest: int = 1) -> int | None:
-    """A whole number, at least `smallest`."""
+def parse_scheduling(scheduler: str | None, prefix_cache: bool | None, preemption: str | None) -> SchedulingConfig:
+    """How the built-in engine schedules."""
+    return SchedulingConfig(
+        **given(
+            scheduler=parse_choice(scheduler, "--scheduler", SCHEDULER_NAMES),
+            prefix_cache=prefix_cache,
+            preemption=parse_choice(preemption, "--preemption", get_args(PreemptionMode)),
+        )
+    )
+
+
+def parse_count(text: str | None, flag: str, smallest: int = 1, largest: int = MAX_COUNT) -> int | None:
+    """A whole number from `smallest` to `largest`."""
     if text is None:
         return None
     try:
@@ -161,7 +241,23 @@ def parse_count(text: str | None, flag: str, smallest: int = 1) -> int | None:
         raise UsageError(f"{flag} must be a whole number, not {text!r}.") from None
     if value < smallest:
         raise UsageError(f"{flag} must be at least {smallest}, not {value}.")
+    if value > largest:
+        raise UsageError(f"{flag} must be at most {largest}, not {value}.")
     return value
+
+
+def parse_seed(text: str | None) -> int | None:
+    """A seed, as torch and numpy take it."""
+    return parse_count(text, "--seed", smallest=0, largest=MAX_SEED)
+
+
+def parse_path(text: str | None, flag: str) -> Path | None:
+    """A path. The empty one, which an unset variable of a script leaves, would be the current directory."""
+    if text is None:
+        return None
+    if not text.strip():
+        raise UsageError(f"{flag} is empty: give a path.")
+    return Path(text)
 
 
 def parse_token_count(text: str | None, flag: str, *, zero: bool = False) -> int | None:

@@ -22,8 +22,14 @@ def check_target(json_target: str | None, out: Path | None = None) -> None:
     if json_target is None or json_target == STDOUT:
         return
     path = Path(json_target)
-    if path.exists() and not path.is_file():
-        raise UsageError(f"--json {json_target} is not a file that can be replaced; write - for stdout.")
+    try:
+        is_other = path.exists() and not path.is_file()
+    except OSError as error:  # a name that is too long for the file system
+        raise UsageError(f"Can't write {path}: {error.strerror}; choose another name.") from error
+    if is_other or not json_target.strip():
+        raise UsageError(
+            f"{json_target!r} is not a file that can be replaced; give a file's name, or write - for stdout."
+        )
     check_writable(path.parent)
 
 

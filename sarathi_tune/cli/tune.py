@@ -2,18 +2,19 @@
 
 import shlex
 import sys
-from pathlib import Path
 
 from sarathi_tune.cli.options import (
     given,
     parse_count,
     parse_device,
+    parse_path,
     parse_rate,
+    parse_seed,
     parse_slo,
     parse_token_count,
 )
 from sarathi_tune.cli.output import check_target, emit_result
-from sarathi_tune.config.run import DeviceConfig, TuneConfig
+from sarathi_tune.config.run import DeviceConfig, SchedulingConfig, TuneConfig
 from sarathi_tune.errors import ExitCode
 from sarathi_tune.units import parse_duration_ms
 
@@ -26,6 +27,7 @@ def build_config(
     subject: tuple[str | None, str | None],
     load: tuple[str | None, str | None, str | None, str | None],
     steps: DeviceConfig,
+    scheduling: SchedulingConfig,
     budget: str | None = None,
     verify: bool = True,
     resume: bool = False,
@@ -41,6 +43,7 @@ def build_config(
     return TuneConfig(
         slo=parse_slo(itl, ttft, "sarathi-tune --slo-itl 20ms (or sarathi-tune --help)."),
         device=steps,
+        scheduling=scheduling,
         verify=verify,
         resume=resume,
         command=command_line(),
@@ -54,8 +57,8 @@ def build_config(
             rate_per_s=parse_rate(rate),
             budget_tokens=parse_token_count(budget, "--budget"),
             time_limit_s=parse_duration_ms(time_limit, "--time-limit") / 1e3 if time_limit is not None else None,
-            seed=parse_count(seed, "--seed", smallest=0),
-            out_dir=Path(out) if out is not None else None,
+            seed=parse_seed(seed),
+            out_dir=parse_path(out, "--out"),
         ),
     )
 

@@ -48,8 +48,8 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
     dtype: DtypeName = "bfloat16"
-    #: Where the model is published, for the command line that is recommended; empty when unknown. A name, no property of
-    #: the architecture.
+    #: Where the model is published, for the command line that is recommended; empty when unknown. A name, and no
+    #: property of the architecture.
     hub_id: str = field(default="", compare=False)
 
     @property

@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+from sarathi_tune.config.engine import PreemptionMode, SchedulerName
 from sarathi_tune.config.model import DtypeName
+from sarathi_tune.config.parallel import Layout
 from sarathi_tune.config.slo import Slo
 from sarathi_tune.errors import UsageError
 
@@ -20,17 +22,33 @@ DEFAULT_OUT_DIR = Path("results/runs")
 
 @dataclass(frozen=True, slots=True)
 class DeviceConfig:
-    """Where and how steps are computed. `dtype` None is the model's own, `threads` None what the machine allows."""
+    """Where and how steps are computed. `dtype` None is the model's own, `threads` None what the machine allows; the
+    processes on a machine share its threads."""
 
     device: DeviceName = "auto"
     attention: str = "auto"
     dtype: DtypeName | None = None
     threads: int | None = None
     page_tokens: int = 16
+    layout: Layout = field(default_factory=Layout)
 
     def __post_init__(self) -> None:
         if self.threads is not None and self.threads < 1:
             raise UsageError(f"--threads must be at least 1, not {self.threads}.")
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulingConfig:
+    """How the built-in engine schedules. The prefix cache is off while measuring: a hit would hide what a prompt
+    costs."""
+
+    scheduler: SchedulerName = "sarathi"
+    prefix_cache: bool = False
+    preemption: PreemptionMode = "recompute"
+
+    def as_dict(self) -> dict[str, Any]:
+        """The settings as they stand in a result document."""
+        return {"scheduler": self.scheduler, "prefix_cache": self.prefix_cache, "preemption": self.preemption}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +68,7 @@ class TuneConfig:
     budget_tokens: int | None = None
     control_budget_tokens: int = DEFAULT_BUDGET_TOKENS
     device: DeviceConfig = field(default_factory=DeviceConfig)
+    scheduling: SchedulingConfig = field(default_factory=SchedulingConfig)
     seed: int = 0
     verify: bool = True
     resume: bool = False

@@ -7,10 +7,9 @@ its end. Before it, requests are sent and not counted, so that a start in which 
 the tail.
 """
 
-import gc
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -18,6 +17,7 @@ from sarathi_tune.engine.executor import Clock
 from sarathi_tune.engine.loop import Engine, StepResult
 from sarathi_tune.engine.request import Request, RequestState
 from sarathi_tune.errors import RequestRefusedError
+from sarathi_tune.loadgen.heap import frozen_heap
 from sarathi_tune.loadgen.record import FailureKind, LoadResult, Outcome, RequestRecord, StepRecord
 from sarathi_tune.workload.spec import RequestSpec
 
@@ -155,7 +155,7 @@ def run_load(
     A refused request is a failed row. Ctrl-C and executor errors propagate, and the caller's `recorder` keeps what
     there is.
     """
-    with _frozen_heap() if freeze_heap else nullcontext():
+    with frozen_heap() if freeze_heap else nullcontext():
         run = _Run(engine, clock, recorder or LoadRecorder(), in_flight, give_up_after_s, on_progress)
         return run.run(requests, stop_after_s, warmup_s, drain_s if drain else 0.0)
 
@@ -194,8 +194,8 @@ class _Run:
         recorder = self.recorder
         assert not self.engine.has_work, "the engine still works on something else"
         assert not recorder.tracks, "a recorder holds one run"
-        recorder.pending.extend(_in_order(requests, stop_after_s))
-        self.stop_s = _window_stop(recorder.pending, stop_after_s)
+        recorder.pending.extend(in_order(requests, stop_after_s))
+        self.stop_s = window_stop(recorder.pending, stop_after_s)
         self.closed = any(item.at_s is None for item in recorder.pending)
         recorder.window_s = (warmup_s, warmup_s if self.stop_s is None else self.stop_s)
         try:
@@ -326,12 +326,13 @@ class _Run:
         return recorder.result()
 
 
-def _in_order(requests: Sequence[TimedRequest], stop_after_s: float | None) -> list[TimedRequest]:
+def in_order(requests: Sequence[TimedRequest], stop_after_s: float | None) -> list[TimedRequest]:
+    """The requests of a run by their times, without those behind its end."""
     kept = [item for item in requests if item.at_s is None or stop_after_s is None or item.at_s < stop_after_s]
     return sorted(kept, key=lambda item: item.at_s or 0.0)
 
 
-def _window_stop(pending: Sequence[TimedRequest], stop_after_s: float | None) -> float | None:
+def window_stop(pending: Sequence[TimedRequest], stop_after_s: float | None) -> float | None:
     """The end of the sending: as given, or one mean gap behind the last time; unknown for a closed loop."""
     if stop_after_s is not None:
         return stop_after_s
@@ -340,20 +341,3 @@ def _window_stop(pending: Sequence[TimedRequest], stop_after_s: float | None) ->
         return None
     span_s = times[-1] - times[0]
     return times[-1] + (span_s / (len(times) - 1) if span_s > 0 else 1.0)
-
-
-@contextmanager
-def _frozen_heap() -> Iterator[None]:
-    """No garbage collection in the run: a pause would look like a stall of the engine. Restored afterwards."""
-    was_enabled, was_frozen = gc.isenabled(), gc.get_freeze_count() > 0
-    gc.collect()
-    if not was_frozen:
-        gc.freeze()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-        if not was_frozen:
-            gc.unfreeze()

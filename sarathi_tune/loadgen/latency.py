@@ -4,6 +4,8 @@
     gap (ITL)  between consecutive tokens of one request; the first token is TTFT and never a gap
     TPOT       (last - first) / (tokens behind the first); undefined for a one-token answer
     own p99    the p99 of one request's gaps; below 100 gaps that is nearly its longest gap
+    per token  an event of k tokens shared out over them: k gaps of its k-th part (a display may smooth like that)
+    fluidity   share of tokens in time, when token i is due i ITLs behind the first; a late one moves the rest back
     good       finished in full, TTFT within its objective (if there is one), own p99 gap within the ITL objective
     goodput    good requests per second of the window
 
@@ -77,6 +79,34 @@ def failure_of(record: RequestRecord) -> FailureKind | None:
     if record.output_got is not None and record.output_got < record.output_asked:
         return "short_output"
     return None
+
+
+def token_gaps_ms(record: RequestRecord) -> list[float]:
+    """Milliseconds per token: the gap before an event of k tokens counts k times, with its k-th part. Empty where the
+    tokens of the events can't be known."""
+    if record.event_tokens is None:
+        return []
+    gaps = zip(gaps_ms(record), record.event_tokens[1:], strict=True)
+    return [gap / tokens for gap, tokens in gaps for _ in range(tokens)]
+
+
+def fluidity(record: RequestRecord, slo: Slo) -> float | None:
+    """Share of the tokens that came in time (the fluidity index of Etalon, Agrawal et al. 2024). The first token is due
+    at the TTFT objective, or when it comes if there is none; each further one an ITL later. A missed deadline puts the
+    following ones off, so that one stall doesn't count against every token behind it. None without tokens."""
+    if not record.token_s:
+        return None
+    tokens = record.event_tokens or (1,) * len(record.token_s)
+    first_s, itl_s = record.token_s[0], slo.itl_ms / 1e3
+    due_s = first_s if slo.ttft_ms is None else record.intended_s + slo.ttft_ms / 1e3
+    in_time = 0
+    for at_s, count in zip(record.token_s, tokens, strict=True):
+        for _ in range(count):
+            is_late = at_s > due_s + 1e-9
+            in_time += not is_late
+            due_s = (at_s if is_late else due_s) + itl_s
+    total = sum(tokens)
+    return in_time / total if total else None
 
 
 def judge(record: RequestRecord, slo: Slo) -> Verdict:
@@ -203,6 +233,51 @@ class LatencyReport:
             "stalls_per_s": self.stalls_per_s,
             "preemptions": self.num_preemptions,
         }
+
+
+@dataclass(frozen=True, slots=True)
+class EventViews:
+    """What only matters where an event isn't a token. `tokens_per_event` and `itl_per_token` cover the requests whose
+    events could be counted (`counted_requests` of them); `coalesced_share` is the share of gaps that read 0 because two
+    events came in one read."""
+
+    events: int
+    counted_requests: int
+    tokens_per_event_mean: float | None
+    tokens_per_event_max: int | None
+    itl_per_token: Distribution
+    coalesced_share: float
+    fluidity_index: float | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The views as they stand in a result document."""
+        return {
+            "events": self.events,
+            "counted_requests": self.counted_requests,
+            "tokens_per_event_mean": self.tokens_per_event_mean,
+            "tokens_per_event_max": self.tokens_per_event_max,
+            "itl_per_token": self.itl_per_token.as_dict(),
+            "coalesced_share": self.coalesced_share,
+            "fluidity_index": self.fluidity_index,
+        }
+
+
+def event_views(records: Sequence[RequestRecord], slo: Slo) -> EventViews:
+    """The views of runs over HTTP."""
+    events = sum(len(record.token_s) for record in records)
+    gaps = sum(max(0, len(record.token_s) - 1) for record in records)
+    counted = [record.event_tokens for record in records if record.event_tokens]
+    sizes = [tokens for event_tokens in counted for tokens in event_tokens]
+    shares = [share for share in (fluidity(record, slo) for record in records) if share is not None]
+    return EventViews(
+        events=events,
+        counted_requests=len(counted),
+        tokens_per_event_mean=sum(sizes) / len(sizes) if sizes else None,
+        tokens_per_event_max=max(sizes, default=None),
+        itl_per_token=distribution((gap for record in records for gap in token_gaps_ms(record)), slo.percentile),
+        coalesced_share=sum(record.num_coalesced for record in records) / gaps if gaps else 0.0,
+        fluidity_index=sum(shares) / len(shares) if shares else None,
+    )
 
 
 def summarise(result: LoadResult, slo: Slo, *, intervals: bool = True, seed: int = 0) -> LatencyReport:

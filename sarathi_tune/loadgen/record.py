@@ -1,7 +1,7 @@
 """What a load run leaves behind: one row per request that was intended, and one per step."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from sarathi_tune.engine.plan import StepShape
 
@@ -9,6 +9,7 @@ Outcome = Literal["finished", "failed", "not_sent"]
 FailureKind = Literal[
     "refused",
     "connect",
+    "http_3xx",
     "http_4xx",
     "http_5xx",
     "mid_stream_error",
@@ -48,6 +49,42 @@ class RequestRecord:
     lag_s: float = 0.0
     cached_tokens: int | None = None
     num_preemptions: int = 0
+    #: Over HTTP: the first byte of the answer's body, the end of the answer, the prompt's length as the server counts
+    #: it, the tokens of each event (None where they can't be known), and how many events came in one read with the one
+    #: before them, so that their gap reads 0.
+    first_byte_s: float | None = None
+    end_s: float | None = None
+    prompt_got: int | None = None
+    event_tokens: tuple[int, ...] | None = None
+    num_coalesced: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ClientFacts:
+    """What the load generator over HTTP saw of itself. `loop_lag`: how late its event loop woke up; `gc_pauses_ms`:
+    garbage collections within the run; `cpu_s` of all its processes; `reads` of sockets that brought `events`;
+    `origin_s`: the start of the run on `time.perf_counter`, which all processes of a machine share."""
+
+    workers: int
+    loop_lag_p99_ms: float
+    loop_lag_max_ms: float
+    gc_pauses_ms: tuple[float, ...]
+    cpu_s: float
+    events: int
+    reads: int
+    origin_s: float = 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """The facts as they stand in a result document."""
+        return {
+            "workers": self.workers,
+            "loop_lag_p99_ms": self.loop_lag_p99_ms,
+            "loop_lag_max_ms": self.loop_lag_max_ms,
+            "gc_pauses_ms": list(self.gc_pauses_ms),
+            "cpu_s": self.cpu_s,
+            "events": self.events,
+            "reads": self.reads,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +110,7 @@ class LoadResult:
     """A run. `window_s` is the steady window (start, stop): requests *intended* in it are counted, all of them.
 
     `is_complete` is false when the run was interrupted; `is_diverged` when it was given up because the queue only grew.
+    `client` is there for runs over HTTP, where `steps` is empty.
     """
 
     records: tuple[RequestRecord, ...]
@@ -81,6 +119,7 @@ class LoadResult:
     elapsed_s: float
     is_complete: bool = True
     is_diverged: bool = False
+    client: ClientFacts | None = None
 
     @property
     def counted(self) -> tuple[RequestRecord, ...]:

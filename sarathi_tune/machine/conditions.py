@@ -1,9 +1,10 @@
 """What else happened on the machine while steps were timed, and when that spoils the times.
 
 The load average would count our own threads and lags by a minute. So CPU time is counted: what the cores that we may
-use were busy with, less what this process used itself.
+use were busy with, less what this process and its other ranks used themselves.
 """
 
+import contextlib
 import os
 import time
 from collections.abc import Sequence
@@ -73,11 +74,10 @@ class SystemCounters:
 
     def snapshot(self) -> Snapshot:
         """The counters now."""
-        own = os.times()
         return Snapshot(
             wall_s=time.perf_counter(),
             cores=self._core_seconds(),
-            own_cpu_s=own.user + own.system + own.children_user + own.children_system,
+            own_cpu_s=_own_cpu_s(),
             throttling=self._cgroup.throttling(),
         )
 
@@ -140,6 +140,24 @@ class Conditions:
                 "num_processes": self.gpu.num_processes,
             }
         return document
+
+
+def _own_cpu_s() -> float:
+    """CPU time of this process, of those that it started, and under a launcher of the run's other ranks."""
+    import psutil
+
+    own = os.times()
+    total = own.user + own.system + own.children_user + own.children_system
+    this = psutil.Process()
+    family = this.children(recursive=True)
+    if int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > 1 and (launcher := this.parent()) is not None:
+        family += [process for process in launcher.children() if process.pid != this.pid]
+    for process in family:
+        # One that has ended meanwhile counts among the children above.
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            times = process.cpu_times()
+            total += times.user + times.system
+    return total
 
 
 class ConditionsProbe:

@@ -9,12 +9,9 @@ from typing import Literal
 from sarathi_tune.engine.plan import StepShape
 from sarathi_tune.errors import DocumentError, UsageError
 from sarathi_tune.measure.documents import read_json
-from sarathi_tune.units import parse_tokens
+from sarathi_tune.units import MAX_TOKENS, parse_tokens
 
 Kind = Literal["decode", "prefill", "hybrid"]
-
-#: No step of a real engine comes near; larger numbers are typing errors and would only fail later and less clearly.
-MAX_TOKENS = 1 << 30
 
 _NOTATION = re.compile(
     r"(?:(?P<decodes>\d+)x(?P<context>[\d.]+k?))?"

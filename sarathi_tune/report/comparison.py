@@ -59,6 +59,9 @@ class Contender:
     token_budget: int
     measured: Outcome | None = None
     predicted: Outcome | None = None
+    #: Profiled steps timed again around the real run, over their profiled time; `predicted` is scaled by it.
+    drift_decode: float | None = None
+    drift_chunk: float | None = None
     capacity_per_s: float | None = None
     capacity_note: str = ""
 
@@ -72,13 +75,17 @@ class Contender:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The whole comparison. `budgeted_step_ms` is the p99 of the longest step that the budget allows here, the unit of
-    `largest_gap_units`; `decode_step_ms` a step of all running answers without prefill. `arrivals_s` is when the long
-    prompts, or the workload's requests, were sent."""
+    """The whole comparison.
+
+    `budgeted_step_ms` is the longest step that the budget allows here as the step model has it, the unit of
+    `largest_gap_units`; `budgeted_step_p99_ms` its p99; `decode_step_ms` a step of all running answers without prefill.
+    `arrivals_s` is when the long prompts, or the workload's requests, were sent.
+    """
 
     slo_itl_ms: float
     budget_tokens: int
     budgeted_step_ms: float
+    budgeted_step_p99_ms: float
     decode_step_ms: float
     contenders: tuple[Contender, ...]
     load: Mapping[str, Any] = field(default_factory=dict)
@@ -89,8 +96,6 @@ class Comparison:
     model: Mapping[str, Any] = field(default_factory=dict)
     engine: Mapping[str, Any] = field(default_factory=dict)
     scheduling: Mapping[str, Any] = field(default_factory=dict)
-    #: Profiled steps timed again around the real runs, over their profiled time; the predictions are scaled by it.
-    drift: Mapping[str, float] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     seed: int = 0
     command: str = ""

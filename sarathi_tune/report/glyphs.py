@@ -17,14 +17,25 @@ class Glyphs:
     pointer: str
     at_most: str
     arrow: str
+    dash: str
     table: Box
 
 
 _ASCII_HEAD = Box("    \n    \n -- \n    \n    \n    \n    \n    \n", ascii=True)
 UNICODE = Glyphs(
-    eighths="▏▎▍▌▋▊▉█", line="│", crossing="┃", more="▶", pointer="▸", at_most="≤", arrow="→", table=SIMPLE_HEAD
+    eighths="▏▎▍▌▋▊▉█",
+    line="│",
+    crossing="┃",
+    more="▶",
+    pointer="▸",
+    at_most="≤",
+    arrow="→",
+    dash="╌",
+    table=SIMPLE_HEAD,
 )
-ASCII = Glyphs(eighths="#", line="|", crossing="|", more=">", pointer=">", at_most="<=", arrow="->", table=_ASCII_HEAD)
+ASCII = Glyphs(
+    eighths="#", line="|", crossing="|", more=">", pointer=">", at_most="<=", arrow="->", dash="-", table=_ASCII_HEAD
+)
 
 
 def glyphs_for(console: Console) -> Glyphs:

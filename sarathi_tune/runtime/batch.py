@@ -4,7 +4,7 @@ Nothing is padded to the longest request. `query_starts` is what varlen kernels 
 """
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -37,7 +37,8 @@ class RaggedBatch:
     """The tokens of one step, on the device. T tokens of N slices.
 
     token_ids, positions, slots: [T] int64. query_starts, key_starts: [N + 1] int32 offsets. page_table: [N, most pages]
-    int32, rows filled up with the dummy page. sample_rows: [slices that sample] int64.
+    int32, rows filled up with the dummy page. sample_rows: [slices that sample] int64. Rows behind the last slice are
+    padding (see `pad_rows`) and belong to no sequence.
     """
 
     token_ids: torch.Tensor
@@ -78,6 +79,44 @@ def build_batch(plan: StepPlan, cache: KVCache, device: torch.device) -> RaggedB
         sequences=sequences,
         max_count=max(piece.count for piece in plan),
         max_key_length=max(piece.stop for piece in plan),
+    )
+
+
+def sampled_rows(batch: RaggedBatch) -> RaggedBatch:
+    """Of a batch on the host only the rows that are sampled from, each a slice of one token behind all others."""
+    wanted = {row: at for at, row in enumerate(batch.sample_rows.tolist())}
+    chosen = [i for i, sequence in enumerate(batch.sequences) if sequence.row + sequence.count - 1 in wanted]
+    sequences = tuple(
+        Sequence(row, 1, batch.sequences[i].key_length - 1, batch.sequences[i].runs) for row, i in enumerate(chosen)
+    )
+    lengths = [sequence.key_length for sequence in sequences]
+    return RaggedBatch(
+        token_ids=batch.token_ids[batch.sample_rows],
+        positions=batch.positions[batch.sample_rows],
+        slots=batch.slots[batch.sample_rows],
+        query_starts=torch.arange(len(chosen) + 1, dtype=torch.int32),
+        key_starts=torch.from_numpy(_offsets(lengths)),
+        page_table=batch.page_table[chosen],
+        sample_rows=torch.arange(len(chosen)),
+        sequences=sequences,
+        max_count=1,
+        max_key_length=max(lengths, default=0),
+    )
+
+
+def pad_rows(batch: RaggedBatch, num_rows: int, cache: KVCache) -> RaggedBatch:
+    """The batch with `num_rows` rows, at least as many as it has: the new ones compute something that nobody reads, and
+    write it into the dummy page."""
+    missing = num_rows - batch.num_tokens
+    assert missing >= 0, "rows can only be added"
+    if missing == 0:
+        return batch
+    nothing = batch.token_ids.new_zeros(missing)
+    return replace(
+        batch,
+        token_ids=torch.cat((batch.token_ids, nothing)),
+        positions=torch.cat((batch.positions, nothing)),
+        slots=torch.cat((batch.slots, nothing + cache.dummy_slot)),
     )
 
 

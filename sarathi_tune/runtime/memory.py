@@ -41,12 +41,24 @@ def free_host_bytes() -> int:
     return int(psutil.virtual_memory().available)
 
 
-def require_memory(config: ModelConfig, num_pages: int, page_tokens: int, free_bytes: int, device: str) -> None:
-    """Raise OutOfMemoryError when the weights and the KV cache together don't fit into `free_bytes`."""
-    weights, cache = resident_weight_bytes(config), kv_cache_bytes(config, num_pages, page_tokens)
-    if weights + cache <= free_bytes * USABLE_FRACTION:
+def require_memory(
+    config: ModelConfig,
+    num_pages: int,
+    page_tokens: int,
+    free_bytes: int,
+    device: str,
+    weight_bytes: int | None = None,
+) -> None:
+    """Raise OutOfMemoryError when the weights and the KV cache together don't fit into `free_bytes`.
+
+    `weight_bytes`: of a rank that keeps a part of the model only, whose heads and layers `config` has.
+    """
+    weights = resident_weight_bytes(config) if weight_bytes is None else weight_bytes
+    cache = kv_cache_bytes(config, num_pages, page_tokens)
+    left = int(free_bytes * USABLE_FRACTION) - weights
+    if cache <= left:
         return
-    fitting = max_kv_pages(config, page_tokens, free_bytes)
+    fitting = max(0, left // page_bytes(config, page_tokens) - 1)
     remedy = (
         f"use at most {fitting * page_tokens} tokens of KV cache, or a smaller model."
         if fitting

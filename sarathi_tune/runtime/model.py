@@ -7,35 +7,64 @@ from torch.nn import functional
 
 from sarathi_tune.config.model import ModelConfig
 from sarathi_tune.runtime.attention.base import Attention
-from sarathi_tune.runtime.batch import RaggedBatch
+from sarathi_tune.runtime.batch import RaggedBatch, sampled_rows
 from sarathi_tune.runtime.kvcache import KVCache
 from sarathi_tune.runtime.layers.decoder import DecoderLayer
 from sarathi_tune.runtime.layers.elementwise import Elementwise, HeadShape
 from sarathi_tune.runtime.layers.linear import Linear, LinearChoice
+from sarathi_tune.runtime.layers.parallel import RowParallel, TensorGroup, VocabParallel
 from sarathi_tune.runtime.layers.rotary import RotaryTable, build_rotary_table
-from sarathi_tune.runtime.weights import EMBEDDING, HEAD
+from sarathi_tune.runtime.shard import EMBEDDING, HEAD, NORM, WHOLE, Shard, vocabulary_part
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """The weights of a model and how they are applied."""
+    """The weights of a model and how they are applied.
 
-    embedding: torch.Tensor
+    Of a model that is spread over processes this is one rank's part: a pipeline stage has its layers only, the first
+    one the embedding, the last one `norm` and `head`.
+    """
+
+    embedding: torch.Tensor | None
     layers: tuple[DecoderLayer, ...]
-    norm: torch.Tensor
+    norm: torch.Tensor | None
     norm_eps: float
-    head: Linear
+    head: Linear | None
     rotary: RotaryTable
     attention: Attention
     ops: Elementwise
+    linear: LinearChoice
 
     def __call__(self, batch: RaggedBatch, cache: KVCache) -> torch.Tensor:
         """Compute one step: fills the batch's cache slots and returns logits [slices that sample, vocab]."""
-        hidden = functional.embedding(batch.token_ids, self.embedding)
-        for layer, layer_cache in zip(self.layers, cache.layers, strict=True):
-            hidden = layer(hidden, batch, layer_cache, self.rotary, self.attention, self.ops)
-        sampled = hidden.index_select(0, batch.sample_rows)
-        return self.head(self.ops.rms_norm(sampled, self.norm, self.norm_eps))
+        return self.finish(self.compute(self.embed(batch), batch, cache))
+
+    def embed(self, batch: RaggedBatch) -> torch.Tensor:
+        """The hidden states of the step's tokens, [tokens, hidden]; on the first stage."""
+        assert self.embedding is not None, "the embedding is on the first stage"
+        return functional.embedding(batch.token_ids, self.embedding)
+
+    def compute(self, hidden: torch.Tensor, batch: RaggedBatch, cache: KVCache) -> torch.Tensor:
+        """Run the layers: fills the batch's cache slots; [tokens, hidden] -> [tokens, hidden], on the last stage of the
+        rows that are sampled from only, [slices that sample, hidden]."""
+        kept = self._kept_rows(batch)
+        for index, (layer, layer_cache) in enumerate(zip(self.layers, cache.layers, strict=True)):
+            is_last = index == len(self.layers) - 1
+            hidden = layer(hidden, batch, layer_cache, self.rotary, self.attention, self.ops, kept if is_last else None)
+        is_cut = kept is not None or self.norm is None
+        return hidden if is_cut else hidden.index_select(0, batch.sample_rows)
+
+    def _kept_rows(self, batch: RaggedBatch) -> RaggedBatch | None:
+        """What the last layer of all may leave the other rows out of: not worth copies to another device."""
+        if self.norm is None or batch.token_ids.device.type != "cpu":
+            return None
+        return sampled_rows(batch) if len(batch.sample_rows) < batch.num_tokens else None
+
+    def finish(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits [slices that sample, vocab] of what `compute` returned; on the last stage."""
+        assert self.norm is not None, "the LM head is on the last stage"
+        assert self.head is not None, "the LM head is on the last stage"
+        return self.head(self.ops.rms_norm(hidden, self.norm, self.norm_eps))
 
 
 class _Weights:
@@ -60,30 +89,73 @@ def build_model(
     ops: Elementwise,
     linear: LinearChoice,
     num_positions: int,
+    shard: Shard = WHOLE,
+    group: TensorGroup | None = None,
 ) -> Model:
-    """A model from weights under their Hugging Face names; empties `tensors`. `num_positions`: rotary table length."""
+    """A model from weights under their Hugging Face names; empties `tensors`. `num_positions`: rotary table length.
+
+    `tensors` is what `shard` keeps of the model's; `group` are the ranks that share the stage's layers, None when there
+    is one.
+    """
+    device = next(iter(tensors.values())).device
     weights = _Weights(tensors)
-    embedding = weights.take(EMBEDDING)
-    layers = tuple(_build_layer(config, weights, linear, index) for index in range(config.num_layers))
-    head = embedding if config.tie_embeddings else weights.take(HEAD)
+    embedding = weights.take(EMBEDDING) if shard.is_first_stage else None
+    local = shard.local(config)
+    layers = tuple(_build_layer(local, weights, linear, index, shard, group) for index in shard.layers(config))
     return Model(
         embedding=embedding,
         layers=layers,
-        norm=weights.take("model.norm.weight"),
+        norm=weights.take(NORM) if shard.is_last_stage else None,
         norm_eps=config.rms_norm_eps,
-        head=linear.build(head),
-        rotary=build_rotary_table(config, num_positions, embedding.device),
+        head=_build_head(config, weights, embedding, linear, shard, group) if shard.is_last_stage else None,
+        rotary=build_rotary_table(config, num_positions, device),
         attention=attention,
         ops=ops,
+        linear=linear,
     )
 
 
-def _build_layer(config: ModelConfig, weights: _Weights, linear: LinearChoice, index: int) -> DecoderLayer:
+def _build_head(
+    config: ModelConfig,
+    weights: _Weights,
+    embedding: torch.Tensor | None,
+    linear: LinearChoice,
+    shard: Shard,
+    group: TensorGroup | None,
+) -> Linear:
+    """The rank's rows of the LM head: its own tensor, those of the embedding, or cut out of the whole embedding."""
+    if not config.tie_embeddings:
+        rows = weights.take(HEAD)
+    elif embedding is not None:
+        rows = embedding[shard.vocabulary(config)]
+    else:
+        rows = weights.take(EMBEDDING)
+    head = linear.build(rows)
+    if group is None:
+        return head
+    return VocabParallel(head, len(rows), vocabulary_part(config, shard.layout), config.vocab_size, group)
+
+
+def _build_layer(
+    config: ModelConfig,
+    weights: _Weights,
+    linear: LinearChoice,
+    index: int,
+    shard: Shard,
+    group: TensorGroup | None,
+) -> DecoderLayer:
+    """Layer `index`; `config` has the heads and the MLP columns of the rank."""
     at = f"model.layers.{index}."
 
     def build(names: tuple[str, ...], has_bias: bool) -> Linear:
         weight = weights.fuse([f"{at}{name}.weight" for name in names])
         return linear.build(weight, weights.fuse([f"{at}{name}.bias" for name in names]) if has_bias else None)
+
+    def build_row_parallel(name: str, has_bias: bool) -> Linear:
+        """Partial sums are added over the ranks, so the bias is on the first one only (nano-vllm #125)."""
+        is_first = shard.tensor_rank == 0
+        part = build((name,), has_bias and is_first)
+        return part if group is None else RowParallel(part, is_first, group)
 
     def head_norm(name: str) -> torch.Tensor | None:
         return weights.take(f"{at}self_attn.{name}.weight") if config.qk_norm else None
@@ -99,9 +171,9 @@ def _build_layer(config: ModelConfig, weights: _Weights, linear: LinearChoice, i
             head_norm("q_norm"),
             head_norm("k_norm"),
         ),
-        output=build(("self_attn.o_proj",), config.output_bias),
+        output=build_row_parallel("self_attn.o_proj", config.output_bias),
         mlp_norm=weights.take(f"{at}post_attention_layernorm.weight"),
         gate_up=build(("mlp.gate_proj", "mlp.up_proj"), config.mlp_bias),
-        down=build(("mlp.down_proj",), config.mlp_bias),
+        down=build_row_parallel("mlp.down_proj", config.mlp_bias),
         norm_eps=config.rms_norm_eps,
     )

@@ -1,7 +1,7 @@
 """The runner: the executor that really computes a step, on whatever device is there."""
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -14,15 +14,101 @@ from sarathi_tune.engine.request import Request
 from sarathi_tune.errors import UsageError
 from sarathi_tune.runtime.attention.base import AttentionShape
 from sarathi_tune.runtime.attention.pick import pick_attention
-from sarathi_tune.runtime.batch import build_batch
+from sarathi_tune.runtime.batch import build_batch, pad_rows
 from sarathi_tune.runtime.kvcache import KVCache
 from sarathi_tune.runtime.layers.elementwise import pick_elementwise
 from sarathi_tune.runtime.layers.linear import pick_linear
+from sarathi_tune.runtime.layers.parallel import TensorGroup
+from sarathi_tune.runtime.layers.warming import warm_up_linears
 from sarathi_tune.runtime.memory import max_kv_pages, require_memory
 from sarathi_tune.runtime.model import Model, build_model
 from sarathi_tune.runtime.sampling import sample_tokens
+from sarathi_tune.runtime.shard import WHOLE, Shard
 from sarathi_tune.runtime.swap import SwapSpace
-from sarathi_tune.runtime.weights import TORCH_DTYPES, available_bytes, load_weights, random_weights
+from sarathi_tune.runtime.weights import (
+    TORCH_DTYPES,
+    available_bytes,
+    load_weights,
+    random_weights,
+    shard_weight_bytes,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerOptions:
+    """What is loaded, and where: see `Runner.build`."""
+
+    num_pages: int
+    page_tokens: int = 16
+    device: str = "auto"
+    dtype: DtypeName | None = None
+    attention: str = "auto"
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model, or one rank's part of it, with its KV cache on its device; `description` says what computes it."""
+
+    config: ModelConfig
+    model: Model
+    cache: KVCache
+    device: torch.device
+    description: Mapping[str, Any]
+
+
+def load_model(
+    source: ModelSource,
+    options: RunnerOptions,
+    shard: Shard = WHOLE,
+    group: TensorGroup | None = None,
+    memory_share: float = 1.0,
+) -> LoadedModel:
+    """Load (or draw, with the seed) what `shard` keeps of the weights, and allocate the pages of KV cache.
+
+    `group`: the ranks that share the layers. `memory_share`: how much of the device's free memory this process may
+    take. Raises OutOfMemoryError when it doesn't fit, ModelError for unusable weights, UsageError for a device or an
+    attention back end that isn't there.
+    """
+    config = with_dtype(source.config, options.dtype)
+    local = shard.local(config)
+    place, dtype = resolve_device(options.device), TORCH_DTYPES[config.dtype]
+    linear = pick_linear(place, dtype)
+    elementwise = pick_elementwise(place, dtype)
+    choice = pick_attention(AttentionShape.of(local), place, dtype, options.page_tokens, options.attention)
+    free_bytes = int(available_bytes(place) * memory_share)
+    weight_bytes = (
+        None if shard.is_whole else shard_weight_bytes(config, dtype, shard) + shard.packed_head_bytes(config)
+    )
+    require_memory(local, options.num_pages, options.page_tokens, free_bytes, str(place), weight_bytes)
+    with torch.inference_mode():
+        if source.directory is None:
+            weights = random_weights(config, dtype, place, options.seed, shard)
+        else:
+            weights = load_weights(source.directory, config, dtype, place, shard)
+        num_positions = min(config.max_model_len, options.num_pages * options.page_tokens)
+        model = build_model(config, weights, choice.attention, elementwise.ops, linear, num_positions, shard, group)
+        cache = KVCache(local, options.num_pages, options.page_tokens, place, dtype)
+    description = {
+        "model": config.name,
+        "weights": "random" if source.directory is None else str(source.directory),
+        "dtype": config.dtype,
+        "device": str(place),
+        "device_name": torch.cuda.get_device_name(place) if place.type == "cuda" else "cpu",
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "attention": choice.name,
+        "attention_reason": choice.reason,
+        "linear": linear.name,
+        "linear_reason": linear.reason,
+        "elementwise": elementwise.name,
+        "elementwise_reason": elementwise.reason,
+        "num_pages": options.num_pages,
+        "page_tokens": options.page_tokens,
+        "tensor_parallel": shard.layout.tensor,
+        "pipeline_parallel": shard.layout.pipeline,
+    }
+    return LoadedModel(config, model, cache, place, description)
 
 
 class Runner:
@@ -56,42 +142,8 @@ class Runner:
         Raises OutOfMemoryError when it doesn't fit, ModelError for unusable weights, UsageError for a device or an
         attention back end that isn't there.
         """
-        config = with_dtype(source.config, dtype)
-        place, torch_dtype = resolve_device(device), TORCH_DTYPES[config.dtype]
-        linear = pick_linear(place, torch_dtype)
-        elementwise = pick_elementwise(place, torch_dtype)
-        choice = pick_attention(AttentionShape.of(config), place, torch_dtype, page_tokens, attention)
-        require_memory(config, num_pages, page_tokens, available_bytes(place), str(place))
-        with torch.inference_mode():
-            if source.directory is None:
-                weights = random_weights(config, torch_dtype, place, seed)
-            else:
-                weights = load_weights(source.directory, config, torch_dtype, place)
-            num_positions = min(config.max_model_len, num_pages * page_tokens)
-            model = build_model(config, weights, choice.attention, elementwise.ops, linear, num_positions)
-            cache = KVCache(config, num_pages, page_tokens, place, torch_dtype)
-        runner = cls(
-            model,
-            cache,
-            place,
-            {
-                "model": config.name,
-                "weights": "random" if source.directory is None else str(source.directory),
-                "dtype": config.dtype,
-                "device": str(place),
-                "device_name": torch.cuda.get_device_name(place) if place.type == "cuda" else "cpu",
-                "threads": torch.get_num_threads(),
-                "torch": torch.__version__,
-                "attention": choice.name,
-                "attention_reason": choice.reason,
-                "linear": linear.name,
-                "linear_reason": linear.reason,
-                "elementwise": elementwise.name,
-                "elementwise_reason": elementwise.reason,
-                "num_pages": num_pages,
-                "page_tokens": page_tokens,
-            },
-        )
+        loaded = load_model(source, RunnerOptions(num_pages, page_tokens, device, dtype, attention, seed))
+        runner = cls(loaded.model, loaded.cache, loaded.device, loaded.description)
         runner.warm_up()
         return runner
 
@@ -117,24 +169,34 @@ class Runner:
 
         Uses the first pages, which nobody owns yet.
         """
-        page_tokens = self.cache.page_tokens
-        count = min(2 * page_tokens, self.cache.num_pages * page_tokens - 1)
-        if count < 1:
-            return
-        request = Request(0, [0] * (count + 1), 1, pages=list(range(self.cache.num_pages)))
-        chunk = Slice(request, 0, count, is_decode=False, samples=False)
-        decode = Slice(request, count, 1, is_decode=True, samples=True)
-        self.execute(StepPlan((chunk,)))
-        self.execute(StepPlan((decode,)))
+        for plan in warm_up_plans(self.cache.num_pages, self.cache.page_tokens):
+            self.execute(plan)
+        if self._model.linear.packed:
+            with torch.inference_mode():
+                model = self._model
+                warm_up_linears(model.layers[0], model.head, model.linear, self.cache.layers[0].keys.dtype)
 
     def _forward(self, plan: StepPlan) -> torch.Tensor:
         for swap in plan.swaps:
             self._swap_space.apply(swap)
-        return self._model(build_batch(plan, self.cache, self._device), self.cache)
+        batch = build_batch(plan, self.cache, self._device)
+        padded = pad_rows(batch, self._model.linear.padded_rows(batch.num_tokens), self.cache)
+        return self._model(padded, self.cache)
 
     def _synchronise(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
+
+
+def warm_up_plans(num_pages: int, page_tokens: int) -> tuple[StepPlan, ...]:
+    """A chunk and a decode on the first pages; none when the cache is too small for them."""
+    count = min(2 * page_tokens, num_pages * page_tokens - 1)
+    if count < 1:
+        return ()
+    request = Request(0, [0] * (count + 1), 1, pages=list(range(num_pages)))
+    chunk = Slice(request, 0, count, is_decode=False, samples=False)
+    decode = Slice(request, count, 1, is_decode=True, samples=True)
+    return StepPlan((chunk,)), StepPlan((decode,))
 
 
 def with_dtype(config: ModelConfig, dtype: DtypeName | None) -> ModelConfig:

@@ -15,7 +15,8 @@ _MASK = (1 << 64) - 1
 
 def sample_tokens(logits: torch.Tensor, slices: Sequence[Slice]) -> list[int]:
     """One token id per row. `logits`: [len(slices), vocab] of any float type; `slices[i]` samples from row i."""
-    greedy = logits.argmax(dim=-1).tolist()
+    # Not argmax: on a CPU it takes six times as long over bfloat16. Both return the first of equal ones.
+    greedy = logits.max(dim=-1).indices.tolist()
     return [
         _draw(logits[row], piece) if piece.request.sampling.temperature > 0 else int(greedy[row])
         for row, piece in enumerate(slices)

@@ -5,6 +5,7 @@ wrong with a directory is found in the files' headers, before any data is read o
 """
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from sarathi_tune.config.model import DtypeName, ModelConfig
 from sarathi_tune.errors import ModelError, OutOfMemoryError
 from sarathi_tune.runtime.memory import free_host_bytes
+from sarathi_tune.runtime.shard import EMBEDDING, HEAD, NORM, WHOLE, Index, Shard, Share, kept_shape
 from sarathi_tune.units import format_bytes
 
 TORCH_DTYPES: dict[DtypeName, torch.dtype] = {
@@ -25,9 +27,6 @@ TORCH_DTYPES: dict[DtypeName, torch.dtype] = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-
-EMBEDDING = "model.embed_tokens.weight"
-HEAD = "lm_head.weight"
 
 #: Types that can be read and converted, by their safetensors names.
 _READABLE_TYPES = frozenset({"F64", "F32", "BF16", "F16"})
@@ -59,7 +58,7 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (config.vocab_size, config.hidden_size)}
     for layer in range(config.num_layers):
         shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in _layer_shapes(config).items()}
-    shapes["model.norm.weight"] = (config.hidden_size,)
+    shapes[NORM] = (config.hidden_size,)
     if not config.tie_embeddings:
         shapes[HEAD] = (config.vocab_size, config.hidden_size)
     return shapes
@@ -87,9 +86,14 @@ def _layer_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def load_weights(
-    directory: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device | str = "cpu"
+    directory: Path,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+    shard: Shard = WHOLE,
 ) -> dict[str, torch.Tensor]:
-    """Read the tensors of `expected_shapes(config)` from `directory`, converted to `dtype`, on `device`.
+    """Read the tensors of `expected_shapes(config)` from `directory`, converted to `dtype`, on `device`; of those only
+    the part that `shard` keeps.
 
     Raises ModelError when files or tensors are missing, damaged, of another shape or quantised, and OutOfMemoryError
     when the weights don't fit; both before any tensor is read. Pickles are never read.
@@ -98,38 +102,52 @@ def load_weights(
     locations = _locate(directory, config)
     names = _stored_names(shapes, locations)
     _check_tensors(directory, config, shapes, names, locations)
-    check_weights_fit(config, dtype, device)
+    share = _share(config, shapes, shard)
+    check_weights_fit(config, dtype, device, shard)
     weights: dict[str, torch.Tensor] = {}
     with _memory_errors(config):
-        for path in dict.fromkeys(locations[stored].path for stored in names.values()):
-            here = {name: stored for name, stored in names.items() if locations[stored].path == path}
-            weights |= _read(path, here, dtype, device)
-    _check_tied_head(directory, weights[EMBEDDING], names, locations)
-    return {name: weights[name] for name in shapes}
+        for path in dict.fromkeys(locations[names[name]].path for name in share):
+            here = {name: names[name] for name in share if locations[names[name]].path == path}
+            weights |= _read(path, here, dtype, device, share)
+    if shard.is_first_stage:
+        _check_tied_head(directory, weights[EMBEDDING], names, locations)
+    return {name: weights[name] for name in share}
 
 
 def random_weights(
-    config: ModelConfig, dtype: torch.dtype, device: torch.device | str = "cpu", seed: int = 0
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+    seed: int = 0,
+    shard: Shard = WHOLE,
 ) -> dict[str, torch.Tensor]:
-    """Random tensors for `expected_shapes(config)`: the same for the same seed, dtype and kind of device.
+    """Random tensors for `expected_shapes(config)`: the same for the same seed, dtype and kind of device. Of those only
+    the part that `shard` keeps, with the numbers that it has in the whole model.
 
     Linear weights have variance 1 / inputs, so that activations neither vanish nor grow; norms are near one; biases are
     random too. Numbers are drawn once and copied from shifted places, because drawing billions of them takes minutes
     and no step's time depends on the values. Raises OutOfMemoryError when the weights don't fit.
     """
-    check_weights_fit(config, dtype, device)
+    shapes = expected_shapes(config)
+    share = _share(config, shapes, shard)
+    check_weights_fit(config, dtype, device, shard)
     generator = torch.Generator(device).manual_seed(seed)
     normal = torch.randn(_POOL_NUMBERS, generator=generator, device=device)
     pools: dict[tuple[float, float], torch.Tensor] = {}
     weights: dict[str, torch.Tensor] = {}
     position = 0
     with _memory_errors(config):
-        for name, shape in expected_shapes(config).items():
+        for name, shape in shapes.items():
+            if name not in share:
+                position = (position + math.prod(shape)) % _POOL_NUMBERS
+                continue
             deviation, mean = distribution = _distribution(name, shape)
             if distribution not in pools:
                 pools[distribution] = (normal * deviation + mean).to(dtype)
-            weights[name] = torch.empty(shape, dtype=dtype, device=device)
-            position = _fill_from_pool(weights[name].view(-1), pools[distribution], position)
+            whole = torch.empty(shape, dtype=dtype, device=device)
+            position = _fill_from_pool(whole.view(-1), pools[distribution], position)
+            part = whole[share[name]]
+            weights[name] = whole if part.shape == whole.shape else part.clone(memory_format=torch.contiguous_format)
     return weights
 
 
@@ -161,14 +179,29 @@ def available_bytes(device: torch.device | str) -> int:
     return free_host_bytes()
 
 
-def check_weights_fit(config: ModelConfig, dtype: torch.dtype, device: torch.device | str) -> None:
+def shard_weight_bytes(config: ModelConfig, dtype: torch.dtype, shard: Shard = WHOLE) -> int:
+    """Bytes of the part of the weights that `shard` keeps, without packed copies."""
+    shapes = expected_shapes(config)
+    share = _share(config, shapes, shard)
+    return dtype.itemsize * sum(math.prod(kept_shape(shapes[name], index)) for name, index in share.items())
+
+
+def check_weights_fit(
+    config: ModelConfig, dtype: torch.dtype, device: torch.device | str, shard: Shard = WHOLE
+) -> None:
     """Raise OutOfMemoryError when the weights at `dtype` need more memory than `device` has left."""
-    needed, available = config.num_parameters * dtype.itemsize, available_bytes(device)
+    needed, available = shard_weight_bytes(config, dtype, shard), available_bytes(device)
     if needed > available:
         raise OutOfMemoryError(
             f"The weights of {config.name} need {format_bytes(needed)} as {str(dtype).removeprefix('torch.')} and "
             f"{format_bytes(available)} of memory are free on {device}: choose a smaller model or free memory."
         )
+
+
+def _share(config: ModelConfig, shapes: Mapping[str, tuple[int, ...]], shard: Shard) -> Share:
+    """What `shard` keeps of the model's tensors, in the order of the forward pass."""
+    share = shard.share(config)
+    return {name: share[name] for name in shapes if name in share}
 
 
 @contextmanager
@@ -325,7 +358,8 @@ def _check_tied_head(
     """Raise ModelError when tied embeddings are stored twice and differ: the config or the weights are wrong."""
     if HEAD in names or HEAD not in locations or names[EMBEDDING] == HEAD:
         return
-    head = _read(locations[HEAD].path, {HEAD: HEAD}, embedding.dtype, embedding.device)[HEAD]
+    whole: dict[str, Index] = {HEAD: (slice(None),)}
+    head = _read(locations[HEAD].path, {HEAD: HEAD}, embedding.dtype, embedding.device, whole)[HEAD]
     if not torch.equal(head, embedding):
         raise ModelError(
             f"{directory} holds an lm_head.weight that differs from the embeddings, and config.json says that they are "
@@ -346,11 +380,15 @@ def _missing_message(directory: Path, missing: list[str], num_expected: int) -> 
 
 
 def _read(
-    path: Path, names: Mapping[str, str], dtype: torch.dtype, device: torch.device | str
+    path: Path, names: Mapping[str, str], dtype: torch.dtype, device: torch.device | str, share: Share
 ) -> dict[str, torch.Tensor]:
-    """Read tensors of one file; `names` is expected name to stored name. Copies, so that the file may change later."""
+    """Read the shares of tensors of one file; `names` is expected name to stored name. Copies, so that the file may
+    change later."""
     try:
         with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(stored).to(device, dtype, copy=True) for name, stored in names.items()}
+            return {
+                name: file.get_slice(stored)[share[name]].contiguous().to(device, dtype, copy=True)
+                for name, stored in names.items()
+            }
     except (SafetensorError, OSError) as error:
         raise ModelError(f"{path} can't be read as safetensors ({error}): copy or download the file again.") from error

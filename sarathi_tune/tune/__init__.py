@@ -196,10 +196,12 @@ def _finish(job: Job, result: Result, watch: _Stopwatch) -> Result:
 
 @contextmanager
 def _kept(job: Job) -> Iterator[None]:
-    """Ctrl-C becomes a sentence that says where the work is and how to go on."""
+    """Ctrl-C becomes a sentence that says where the work is and how to go on; a folder without any work goes away."""
     try:
         yield
     except KeyboardInterrupt:
+        if job.folder.remove_if_empty():
+            raise InterruptedRunError("Interrupted before anything was measured.") from None
         raise InterruptedRunError(
             f"Interrupted. What was measured is kept in {job.folder.path}: go on with the same options and --resume."
         ) from None

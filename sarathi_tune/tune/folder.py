@@ -37,6 +37,14 @@ class RunFolder:
         """The result document; a run that has one is finished."""
         return self.path / RESULT
 
+    def remove_if_empty(self) -> bool:
+        """Remove the directory if nothing was written into it; whether it was."""
+        try:
+            self.path.rmdir()
+        except OSError:
+            return False
+        return True
+
     def recall(self, name: str, measure: Callable[[], float]) -> float:
         """A number that an interrupted run measured, or a fresh one that is kept: resuming must not decide anew what
         was decided."""

@@ -1,25 +1,30 @@
-"""The measuring part of a run: the shapes that the question needs, timed, and the profile."""
+"""Steps timed, and the profile of them: the shapes that a run's question needs, or exactly those asked for."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from sarathi_tune.config.run import TuneConfig
+from sarathi_tune.config.run import DeviceConfig, TuneConfig
+from sarathi_tune.config.source import ModelSource
+from sarathi_tune.errors import UsageError
 from sarathi_tune.machine.conditions import ConditionsProbe
 from sarathi_tune.machine.description import describe_machine
 from sarathi_tune.measure.bench import Bench
-from sarathi_tune.measure.design import Design, DesignSpace, plan_design, probe_cost
+from sarathi_tune.measure.design import Design, DesignSpace, design_for_shapes, plan_design, probe_cost
 from sarathi_tune.measure.journal import Journal, Resumed
 from sarathi_tune.measure.profile import Profile, save_profile
 from sarathi_tune.measure.rounds import Measurement, Progress, measure_all
+from sarathi_tune.measure.shapes import Shape
 from sarathi_tune.report.progress import Phase, Ui
 from sarathi_tune.tune.job import Job
+from sarathi_tune.tune.machine import Machine, open_machine
 from sarathi_tune.tune.settings import Settings
 
 
 def measure(job: Job, seconds: float, ui: Ui) -> Profile:
     """Time the steps that the question needs in about `seconds`, and keep the profile in the run's folder."""
-    bench = Bench.build(job.runner, vocab_size=job.settings.source.config.vocab_size, seed=job.config.seed)
+    machine, settings = job.machine, job.settings
+    bench = Bench.build(machine.runner, vocab_size=settings.source.config.vocab_size, seed=job.config.seed)
     journal, design, resumed = _open_journal(job, bench, seconds, ui)
     with journal, ui.phase("measure", total=len(design.points) * (design.min_rounds + 1)) as phase:
         measurement = measure_all(
@@ -27,12 +32,62 @@ def measure(job: Job, seconds: float, ui: Ui) -> Profile:
             design,
             journal=journal,
             resumed=resumed,
-            probe=ConditionsProbe(gpu=job.gpu),
+            probe=ConditionsProbe(gpu=machine.gpu),
             progress=_teller(phase),
         )
-    profile = _profile(job, measurement, design)
+    profile = profile_of(machine, settings.source, design, measurement, "sarathi-tune")
     save_profile(profile, job.folder.profile)
     return profile
+
+
+def time_shapes(
+    source: ModelSource, shapes: Sequence[Shape], *, repeats: int, steps: DeviceConfig, seed: int, ui: Ui
+) -> Profile:
+    """Time exactly these shapes, interleaved, `repeats` times each behind a first that is dropped, with as many pages
+    as the largest of them needs.
+
+    Raises UsageError for a shape beyond the model's context, and whatever `open_machine` raises.
+    """
+    config = source.config
+    longest = max(max(shape.context, shape.prefix + shape.chunk) for shape in shapes)
+    if longest > config.max_model_len:
+        raise UsageError(
+            f"A shape needs {longest:,} tokens of context and {config.name} has {config.max_model_len:,}: "
+            "choose smaller shapes or another model."
+        )
+    num_pages = max(shape.num_pages(steps.page_tokens) for shape in shapes)
+    with ui.phase("prepare"):
+        machine = open_machine(source, steps, num_pages=num_pages, seed=seed)
+        bench = Bench.build(machine.runner, vocab_size=config.vocab_size, seed=seed)
+    design = design_for_shapes(shapes, repeats, seed)
+    with ui.phase("measure", total=len(shapes) * (repeats + 1)) as phase:
+        measurement = measure_all(bench, design, probe=ConditionsProbe(gpu=machine.gpu), progress=_teller(phase))
+    return profile_of(machine, source, design, measurement, "sarathi-tune profile")
+
+
+def profile_of(
+    machine: Machine, source: ModelSource, design: Design, measurement: Measurement, made_by: str
+) -> Profile:
+    """The profile document of what was measured on that machine."""
+    config, description = source.config, machine.runner.description
+    return Profile(
+        samples=measurement.samples,
+        machine=describe_machine(machine.gpu).as_dict(),
+        model={
+            "name": config.name,
+            "serve_name": source.serve_name,
+            "dtype": description["dtype"],
+            "weights": description["weights"],
+            "parameters": config.num_parameters,
+        },
+        engine=dict(description) | {"rounds": measurement.num_rounds, "shapes": len(design.points)},
+        conditions=measurement.conditions,
+        notices=tuple(notice.as_dict() for notice in (*machine.notices, *measurement.notices)),
+        noise=measurement.noise,
+        max_model_len=config.max_model_len,
+        source=made_by,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
 
 
 def _open_journal(job: Job, bench: Bench, seconds: float, ui: Ui) -> tuple[Journal, Design, Resumed | None]:
@@ -65,11 +120,20 @@ def design_space(config: TuneConfig, settings: Settings, seconds: float) -> Desi
 
 def _identity(job: Job) -> Mapping[str, Any]:
     """What makes two runs the same for the journal."""
-    computed = ("device", "dtype", "threads", "attention", "linear", "page_tokens")
+    computed = (
+        "device",
+        "dtype",
+        "threads",
+        "attention",
+        "linear",
+        "page_tokens",
+        "tensor_parallel",
+        "pipeline_parallel",
+    )
     return job.settings.as_dict() | {
         "slo_itl_ms": job.config.slo.itl_ms,
         "seed": job.config.seed,
-        **{name: job.runner.description[name] for name in computed},
+        **{name: job.machine.runner.description[name] for name in computed},
     }
 
 
@@ -80,25 +144,3 @@ def _teller(phase: Phase) -> Callable[[Progress], None]:
         phase.advance()
 
     return tell
-
-
-def _profile(job: Job, measurement: Measurement, design: Design) -> Profile:
-    config, description = job.settings.source.config, job.runner.description
-    return Profile(
-        samples=measurement.samples,
-        machine=describe_machine(job.gpu).as_dict(),
-        model={
-            "name": config.name,
-            "serve_name": job.settings.source.serve_name,
-            "dtype": description["dtype"],
-            "weights": description["weights"],
-            "parameters": config.num_parameters,
-        },
-        engine=dict(description) | {"rounds": measurement.num_rounds, "shapes": len(design.points)},
-        conditions=measurement.conditions,
-        notices=tuple(notice.as_dict() for notice in (*job.notices, *measurement.notices)),
-        noise=measurement.noise,
-        max_model_len=job.settings.max_model_len,
-        source="sarathi-tune",
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-    )

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from sarathi_tune.budget.question import BudgetQuestion
 from sarathi_tune.budget.rules import EngineSettings, smallest_legal_budget
+from sarathi_tune.config.parallel import check_layout
 from sarathi_tune.config.presets import resolve_model
 from sarathi_tune.config.run import TuneConfig
 from sarathi_tune.config.source import ModelSource
@@ -25,7 +26,8 @@ DEFAULT_MAX_NUM_SEQS: Mapping[DeviceType, int] = {"cpu": 8, "cuda": 32}
 TAIL = 0.95
 #: The largest budget that is measured and recommended; steps beyond it are compute-bound on every device known.
 MAX_BUDGET_TOKENS = 8192
-_DRAWS = 400
+#: Batches drawn, and how many requests of each: the mean of more doesn't wander any further.
+_DRAWS, _LARGEST_DRAW = 400, 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,7 @@ class Settings:
 def settle(config: TuneConfig, device: DeviceType) -> Settings:
     """Settle a run on that kind of device. Raises UsageError for a model, a workload or a budget that can't be used."""
     source = resolve_model(config.model)
+    check_layout(source.config, config.device.layout)
     max_model_len = source.config.max_model_len
     workload = load_workload(config.workload).fit_to_context(max_model_len)
     decodes = config.max_num_seqs or DEFAULT_MAX_NUM_SEQS[device]
@@ -113,21 +116,23 @@ def batch_context(workload: Workload, decodes: int, seed: int = 0) -> int:
     its requests, so this is well below the tail of a single request.
     """
     rng = Random(f"{seed}/context")
-    lengths = [workload.lengths_at(_level(rng), _level(rng)) for _ in range(4096)]
+    turns = workload.sharing.turns
+    lengths = [workload.lengths_at(_level(rng), _level(rng), index % turns) for index in range(4096)]
     weights = [max(0, output - 1) for _, output in lengths]
     if not any(weights):
         return max(prompt for prompt, _ in lengths)
     means = []
     for _ in range(_DRAWS):
-        met = rng.choices(lengths, weights, k=decodes)
-        means.append(sum(prompt + 1 + rng.random() * (output - 1) for prompt, output in met) / decodes)
+        met = rng.choices(lengths, weights, k=min(decodes, _LARGEST_DRAW))
+        means.append(sum(prompt + 1 + rng.random() * (output - 1) for prompt, output in met) / len(met))
     return max(1, round(quantile(means, TAIL)))
 
 
 def chunk_prefix(workload: Workload, seed: int = 0) -> int:
     """Prompt tokens computed before a chunk, at the workload's `TAIL` over prompt tokens."""
     rng = Random(f"{seed}/prefix")
-    prompts = [workload.lengths_at(_level(rng), 0.5)[0] for _ in range(4096)]
+    turns = workload.sharing.turns
+    prompts = [workload.lengths_at(_level(rng), 0.5, index % turns)[0] for index in range(4096)]
     met = rng.choices(prompts, prompts, k=4096)
     return round(quantile([rng.random() * prompt for prompt in met], TAIL))
 

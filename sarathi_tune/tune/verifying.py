@@ -49,6 +49,7 @@ def verify(job: Job, played: Scenario, profile: Profile, trial: Trial, ui: Ui) -
         "budget_tokens": trial.budget_tokens,
         "rate_per_s": trial.rate_per_s,
         "seed": job.config.seed,
+        **job.config.scheduling.as_dict(),
     }
     saved = job.folder.saved_run(key)
     if saved is not None:
@@ -84,10 +85,10 @@ def _observe(
     job: Job, profile: Profile, trial: Trial, plan: VerificationPlan, requests: Sequence[TimedRequest], ui: Ui
 ) -> _Observed:
     """Run the requests on the real engine, between two looks at the machine's speed."""
-    config, clock, probe = job.config, SystemClock(), ConditionsProbe(gpu=job.gpu)
-    bench = Bench.build(job.runner, vocab_size=job.settings.source.config.vocab_size, seed=config.seed)
+    config, clock, probe = job.config, SystemClock(), ConditionsProbe(gpu=job.machine.gpu)
+    bench = Bench.build(job.machine.runner, vocab_size=job.settings.source.config.vocab_size, seed=config.seed)
     anchors = Anchors.of(profile, trial.anchor_tokens)
-    engine = Engine(job.engine_config(trial.budget_tokens), job.runner, clock)
+    engine = Engine(job.engine_config(trial.budget_tokens), job.machine.runner, clock)
     name = f"verify {trial.budget_tokens:,} at {plan.rate_per_s:.3g} req/s"
     with ui.phase(name, total=len(requests)) as phase:
         drifts = [measure_drift(bench, anchors)] if anchors else []

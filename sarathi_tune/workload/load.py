@@ -1,19 +1,21 @@
 """Reading a workload: a name from workloads/, a YAML file, or `fixed:PROMPT:OUTPUT`."""
 
-import math
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
+from reprlib import repr  # bounded: a few lines of YAML can mean gigabytes
 from typing import Any
 
 from sarathi_tune.errors import DocumentError, UsageError
+from sarathi_tune.units import MAX_TOKENS
 from sarathi_tune.workload.lengths import Empirical, Fixed, Lengths, Lognormal, Uniform
+from sarathi_tune.workload.sharing import Sharing
 from sarathi_tune.workload.spec import Workload
 
 #: The top-level workloads/ directory, which is packaged as this package's data.
 _DIRECTORY = Path(__file__).parent / "data"
 
-_TOP_FIELDS = {"name", "description", "provenance", "prompt", "output", "total_cap"}
+_TOP_FIELDS = {"name", "description", "provenance", "prompt", "output", "total_cap", "prefix", "turns"}
 _CLAMPS = {"min", "max"}
 #: What each kind of distribution may be given by, beside the clamps.
 _PARAMETERS: dict[str, tuple[frozenset[str], ...]] = {
@@ -39,12 +41,19 @@ def load_workload(name_or_path: str) -> Workload:
     if name_or_path in workload_names():
         return read_workload(_DIRECTORY / f"{name_or_path}.yaml")
     path = Path(name_or_path)
-    if path.suffix in (".yaml", ".yml") or path.exists():
+    if name_or_path.strip() and (path.suffix in (".yaml", ".yml") or _is_there(path)):
         return read_workload(path)
     raise UsageError(
         f"There is no workload {name_or_path!r}: name one of {', '.join(workload_names())}, a YAML file, "
         "or fixed:PROMPT:OUTPUT in tokens, for example fixed:768:64."
     )
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # a name too long for the file system is no path
+        return False
 
 
 def read_workload(path: Path) -> Workload:
@@ -58,6 +67,9 @@ def read_workload(path: Path) -> Workload:
         raise DocumentError(f"Workload file {path} can't be read: {reason}.") from error
     except yaml.YAMLError as error:
         raise DocumentError(f"Workload file {path} is not valid YAML: {' '.join(str(error).split())}.") from error
+    except (ValueError, RecursionError) as error:
+        # Numbers of thousands of digits, dates that aren't, and lists nested thousands deep.
+        raise DocumentError(f"Workload file {path} can't be read: {error}.") from error
     return parse_workload(document, str(path))
 
 
@@ -75,16 +87,33 @@ def parse_workload(document: object, source: str) -> Workload:
         prompt=_lengths(fields["prompt"], source, "prompt"),
         output=_lengths(fields["output"], source, "output"),
         total_cap=None if fields.get("total_cap") is None else _tokens(fields["total_cap"], source, "total_cap"),
+        sharing=_sharing(fields, source),
     )
-    smallest = workload.prompt.shortest + workload.output.shortest
+    smallest = workload.sharing.prefix_tokens + workload.prompt.shortest + workload.output.shortest
     if workload.total_cap is not None and smallest > workload.total_cap:
         raise _error(source, "total_cap", f"is {workload.total_cap}, and the shortest request has {smallest} tokens")
     return workload
 
 
+def _sharing(fields: Mapping[str, Any], source: str) -> Sharing:
+    """`prefix: {tokens: 2000, distinct: 4}` and `turns: 5`, both optional."""
+    turns = _tokens(fields["turns"], source, "turns", "turns") if "turns" in fields else 1
+    if fields.get("prefix") is None:
+        return Sharing(turns=turns)
+    prefix = _mapping(fields["prefix"], source, "prefix")
+    _refuse_unknown(prefix, {"tokens", "distinct"}, source, "prefix.")
+    if "tokens" not in prefix:
+        raise _error(source, "prefix.tokens", "is missing")
+    return Sharing(
+        prefix_tokens=_tokens(prefix["tokens"], source, "prefix.tokens"),
+        num_prefixes=_tokens(prefix["distinct"], source, "prefix.distinct", "prefixes") if "distinct" in prefix else 1,
+        turns=turns,
+    )
+
+
 def _fixed(text: str) -> Workload:
     parts = text.split(":")
-    if len(parts) != 3 or not all(part.isascii() and part.isdigit() and int(part) > 0 for part in parts[1:]):
+    if len(parts) != 3 or not all(_is_count(part) for part in parts[1:]):
         raise UsageError(
             f"Workload {text!r} is not of the form fixed:PROMPT:OUTPUT with two numbers of tokens, each at least 1, "
             "for example fixed:768:64."
@@ -99,11 +128,15 @@ def _fixed(text: str) -> Workload:
     )
 
 
+def _is_count(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= len(str(MAX_TOKENS)) and 0 < int(text) <= MAX_TOKENS
+
+
 def _lengths(value: object, source: str, where: str) -> Lengths:
     fields = _mapping(value, source, where)
     kind = fields.get("kind")
     if not isinstance(kind, str) or kind not in _PARAMETERS:
-        raise _error(source, f"{where}.kind", f"must be one of {', '.join(_PARAMETERS)}, not {kind!r}")
+        raise _error(source, f"{where}.kind", f"must be one of {', '.join(_PARAMETERS)}, not {repr(kind)}")
     given = frozenset(fields) - {"kind"} - _CLAMPS
     if given not in _PARAMETERS[kind]:
         choices = " or ".join(" and ".join(sorted(names)) for names in _PARAMETERS[kind])
@@ -152,7 +185,7 @@ def _points(value: object, source: str, where: str) -> tuple[tuple[float, float]
         raise _error(source, where, "must map at least two levels between 0 and 1 to tokens, for example {0.5: 400}")
     for level in fields:
         if isinstance(level, bool) or not isinstance(level, int | float) or not 0 <= level <= 1:
-            raise _error(source, where, f"has the level {level!r}, which is not between 0 and 1")
+            raise _error(source, where, f"has the level {repr(level)}, which is not between 0 and 1")
     points = tuple((float(level), _number(fields[level], source, f"{where}.{level}")) for level in sorted(fields))
     if any(right[1] < left[1] for left, right in pairwise(points)):
         raise _error(source, where, "must not fall from one level to the next")
@@ -175,19 +208,21 @@ def _refuse_unknown(fields: Mapping[str, Any], known: set[str], source: str, whe
 def _text(fields: Mapping[str, Any], name: str, source: str) -> str:
     value = fields.get(name, "")
     if not isinstance(value, str) or (name == "name" and not value.strip()):
-        raise _error(source, name, f"must be text, not {value!r}")
+        raise _error(source, name, f"must be text, not {repr(value)}")
     return " ".join(value.split())
 
 
-def _tokens(value: object, source: str, where: str) -> int:
+def _tokens(value: object, source: str, where: str, what: str = "tokens") -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise _error(source, where, f"must be a whole number of tokens, at least 1, not {value!r}")
+        raise _error(source, where, f"must be a whole number of {what}, at least 1, not {repr(value)}")
+    if value > MAX_TOKENS:
+        raise _error(source, where, f"must be at most {MAX_TOKENS}, not {repr(value)}")
     return value
 
 
 def _number(value: object, source: str, where: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
-        raise _error(source, where, f"must be a positive number, not {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MAX_TOKENS:
+        raise _error(source, where, f"must be a positive number of at most {MAX_TOKENS}, not {repr(value)}")
     return float(value)
 
 

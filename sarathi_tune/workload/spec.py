@@ -7,7 +7,7 @@ clamp and cost no randomness.
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from random import Random
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 from sarathi_tune.errors import UsageError
 from sarathi_tune.notices import Notice, prompts_clamped
 from sarathi_tune.workload.lengths import Lengths
+from sarathi_tune.workload.sharing import Message, Sharing, conversation_prompts
 
 _GRID = 4096
 #: No two prompts of a draw share their first page; 16 is the smallest page the engine is used with.
@@ -51,7 +52,10 @@ class Draw:
 @dataclass(frozen=True, slots=True)
 class Workload:
     """Length distributions in tokens. `total_cap` limits prompt plus output of every request: the prompt is shortened
-    first, and the output only where it alone would break the cap."""
+    first, and the output only where it alone would break the cap.
+
+    `prompt` is what a request adds; where prompts share a prefix or a conversation (`sharing`), that stands before it.
+    """
 
     name: str
     prompt: Lengths
@@ -59,6 +63,7 @@ class Workload:
     total_cap: int | None = None
     description: str = ""
     provenance: str = ""
+    sharing: Sharing = field(default_factory=Sharing)
 
     def fit_to_context(self, max_model_len: int) -> "Workload":
         """This workload under the model's context length.
@@ -66,7 +71,8 @@ class Workload:
         Raises UsageError when the median prompt doesn't fit beside the shortest output: more than half of the prompts
         would be cut, and what is left isn't this workload.
         """
-        median, shortest = self.prompt.quantile(0.5), self.output.shortest
+        median = self._history_tokens((self.sharing.turns - 1) / 2) + self.prompt.quantile(0.5)
+        shortest = self.output.shortest
         if self.total_cap is not None:
             median = min(median, max(1, self.total_cap - shortest))
         if median + shortest > max_model_len:
@@ -79,9 +85,11 @@ class Workload:
         cap = max_model_len if self.total_cap is None else min(self.total_cap, max_model_len)
         return replace(self, total_cap=cap)
 
-    def lengths_at(self, prompt_level: float, output_level: float) -> tuple[int, int]:
-        """(prompt, output) tokens of the request at these quantile levels, the total cap applied."""
+    def lengths_at(self, prompt_level: float, output_level: float, turn: int = 0) -> tuple[int, int]:
+        """(prompt, output) tokens of the request at these quantile levels, the total cap applied. Behind `turn` earlier
+        turns it repeats as much as they have on average."""
         prompt, output = self.prompt.quantile(prompt_level), self.output.quantile(output_level)
+        prompt += self._history_tokens(turn)
         if self.total_cap is not None and prompt + output > self.total_cap:
             output = min(output, self.total_cap - 1)
             prompt = min(prompt, self.total_cap - output)
@@ -128,6 +136,8 @@ class Workload:
         Raises UsageError when the workload doesn't fit into `max_model_len`.
         """
         fitted = self.fit_to_context(max_model_len)
+        if not self.sharing.is_none:
+            return self._draw_shared(fitted, seed, n, vocab_size, first_id)
         levels = Random(f"{seed}/lengths")
         lengths: list[tuple[int, int]] = []
         num_clamped = 0
@@ -143,6 +153,32 @@ class Workload:
         )
         return Draw(requests, num_clamped, notices)
 
+    def _history_tokens(self, turns: float) -> int:
+        """Tokens before what a request adds: the prefix, and so many earlier turns of average length."""
+        if self.sharing.is_none:
+            return 0
+        return self.sharing.prefix_tokens + round(turns * (_mean(self.prompt) + _mean(self.output)))
+
+    def _draw_shared(self, fitted: "Workload", seed: int, n: int, vocab_size: int | None, first_id: int) -> Draw:
+        """Requests whose prompts have tokens in common, of `fitted` lengths."""
+        levels = Random(f"{seed}/lengths")
+        messages = [
+            Message(self.prompt.quantile(_open(levels.random())), self.output.quantile(_open(levels.random())))
+            for _ in range(n)
+        ]
+        cap, own_cap = fitted.total_cap, self.total_cap
+        assert cap is not None, "a fitted workload has a cap"
+        messages = [Message(message.own, min(message.answer, cap - 1)) for message in messages]
+        prompts, num_cut = conversation_prompts(seed, self.sharing, messages, vocab_size, cap)
+        # a cut by the workload's own cap is part of the workload
+        num_clamped = num_cut if own_cap is None or own_cap > cap else 0
+        notices = (prompts_clamped(self.name, num_clamped, n, cap),) if num_clamped else ()
+        requests = tuple(
+            RequestSpec(first_id + index, prompt, message.answer)
+            for index, (prompt, message) in enumerate(zip(prompts, messages, strict=True))
+        )
+        return Draw(requests, num_clamped, notices)
+
     def as_dict(self) -> dict[str, Any]:
         """The workload as it stands in a result document."""
         levels = (0.5, 0.9, 0.99)
@@ -151,6 +187,9 @@ class Workload:
             "description": self.description,
             "provenance": self.provenance,
             "total_cap_tokens": self.total_cap,
+            "shared_prefix_tokens": self.sharing.prefix_tokens,
+            "num_prefixes": self.sharing.num_prefixes if self.sharing.prefix_tokens else 0,
+            "turns": self.sharing.turns,
             "mean_prompt_tokens": round(self.mean_prompt_tokens, 1),
             "mean_output_tokens": round(self.mean_output_tokens, 1),
             "prompt_tokens": {f"p{level * 100:g}": self.quantile_prompt(level) for level in levels},
@@ -162,10 +201,16 @@ class Workload:
 def _pairs(workload: Workload) -> tuple[tuple[int, int], ...]:
     """(prompt, output) at the points of a Hammersley set: even in both levels, and the levels independent."""
     bits = _GRID.bit_length() - 1
+    turns = workload.sharing.turns
     return tuple(
-        workload.lengths_at((index + 0.5) / _GRID, (int(f"{index:0{bits}b}"[::-1], 2) + 0.5) / _GRID)
+        workload.lengths_at((index + 0.5) / _GRID, (int(f"{index:0{bits}b}"[::-1], 2) + 0.5) / _GRID, index % turns)
         for index in range(_GRID)
     )
+
+
+@lru_cache(maxsize=32)
+def _mean(lengths: Lengths) -> float:
+    return sum(lengths.quantile((index + 0.5) / _GRID) for index in range(_GRID)) / _GRID
 
 
 def _rank(values: list[int], level: float) -> int:

@@ -3,11 +3,14 @@
 Decodes are bound by reading the cache: all decodes of a step are one kernel call, each key is read once for its whole
 group of query heads, and long requests are cut into segments so that threads get equal work.
 
-A chunk is cut into blocks of queries. The queries of a group are folded into the rows of one matmul against the keys
-that the block's last query sees; the mask is applied inside the softmax, from positions, so it is right behind a prefix
-(PyTorch #108503). Scores are rounded to the model's dtype between the two matmuls, as in transformers' eager attention.
+A chunk is one pass in tiles by AVX-512's bfloat16 dot product where the CPU has that and nothing faster (see
+`kernels.chunk`). Elsewhere it is cut into blocks of queries: the queries of a group are folded into the rows of one
+matmul against the keys that the block's last query sees; the mask is applied inside the softmax, from positions, so it
+is right behind a prefix (PyTorch #108503). Scores are rounded to the model's dtype between the two matmuls, as in
+transformers' eager attention.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +20,7 @@ from sarathi_tune.runtime.attention.base import AttentionShape, cached
 from sarathi_tune.runtime.batch import RaggedBatch, Sequence
 from sarathi_tune.runtime.kernels.arrays import as_array, threads_for
 from sarathi_tune.runtime.kernels.attention import chunk_output, chunk_weights, decode_segments, merge_segments
-from sarathi_tune.runtime.kernels.availability import KERNEL_LANES
+from sarathi_tune.runtime.kernels.availability import KERNEL_LANES, has_dot_tiles
 from sarathi_tune.runtime.kvcache import LayerCache
 
 #: Keys per segment of a decode: a quarter of a millisecond's work at most, so that threads end together.
@@ -37,15 +40,20 @@ class _Decodes:
 
 
 class CpuAttention:
-    """Implements `attention.base.Attention` over a cache of layout "heads"."""
+    """Implements `attention.base.Attention` over a cache of layout "heads".
 
-    def __init__(self, shape: AttentionShape, page_tokens: int) -> None:
+    `tiles`: whether bfloat16 chunks are computed by `kernels.chunk` rather than by matmuls; None asks the CPU.
+    """
+
+    def __init__(self, shape: AttentionShape, page_tokens: int, tiles: bool | None = None) -> None:
         self._shape = shape
+        self._tiles = has_dot_tiles() if tiles is None else tiles
         self._page_tokens = page_tokens
         self._parts = (0,) * (shape.head_dim // KERNEL_LANES)
         self._heads = (0,) * shape.group
         self._prepared: tuple[RaggedBatch, _Decodes | None] | None = None
         self._scratch = torch.empty(0)
+        self._packed = torch.empty(0, dtype=torch.bfloat16)
 
     def __call__(self, query: torch.Tensor, cache: LayerCache, batch: RaggedBatch) -> torch.Tensor:
         """See Attention."""
@@ -54,8 +62,11 @@ class CpuAttention:
         decodes = self._decodes(batch)
         if decodes is not None:
             self._decode(by_head, cache, decodes, output)
-        for sequence in batch.sequences:
-            if sequence.count > 1:
+        tiles = self._tiles and query.dtype is torch.bfloat16
+        for index, sequence in enumerate(batch.sequences):
+            if sequence.count > 1 and tiles:
+                self._tiled_chunk(by_head, cache, sequence, batch.page_table[index], output)
+            elif sequence.count > 1:
                 self._chunk(by_head, cache, sequence, output)
         return output.view(query.shape[0], -1)
 
@@ -106,6 +117,38 @@ class CpuAttention:
             totals,
         )
         merge_segments(threads_for(sums.size), decodes.rows, decodes.starts, sums, tops, totals, as_array(output))
+
+    def _tiled_chunk(
+        self,
+        query: torch.Tensor,
+        cache: LayerCache,
+        sequence: Sequence,
+        pages: torch.Tensor,
+        output: torch.Tensor,
+    ) -> None:
+        from sarathi_tune.runtime.kernels.chunk import attend_chunk, pack, packed_keys
+
+        shape, threads = self._shape, torch.get_num_threads()
+        first, stop = shape.first_key(sequence.prefix) // KERNEL_LANES * KERNEL_LANES, sequence.key_length
+        size = (2, shape.num_kv_heads, packed_keys(stop - first), shape.head_dim)
+        if self._packed.numel() < math.prod(size):
+            self._packed = torch.empty(math.prod(size) * 3 // 2, dtype=torch.bfloat16)
+        key_pairs, value_pairs = as_array(self._packed[: math.prod(size)].view(size))
+        keys, values, table = cache.key_array, cache.value_array, pages.numpy()
+        pack(threads, self._parts, keys, values, table, self._page_tokens, first, stop, key_pairs, value_pairs)
+        attend_chunk(
+            threads,
+            self._parts,
+            as_array(query),
+            sequence.row,
+            sequence.count,
+            key_pairs,
+            value_pairs,
+            sequence.prefix + 1 - first,
+            shape.window or stop,
+            np.float32(shape.scale),
+            as_array(output),
+        )
 
     def _chunk(self, query: torch.Tensor, cache: LayerCache, sequence: Sequence, output: torch.Tensor) -> None:
         first_seen = self._shape.first_key(sequence.prefix)

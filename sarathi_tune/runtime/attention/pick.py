@@ -8,8 +8,10 @@ import torch
 
 from sarathi_tune.errors import UsageError
 from sarathi_tune.runtime.attention.base import Attention, AttentionShape
+from sarathi_tune.runtime.attention.flash import PAGE_MULTIPLE as FLASH_PAGE_MULTIPLE
 from sarathi_tune.runtime.attention.reference import ReferenceAttention
 from sarathi_tune.runtime.attention.sdpa import SdpaAttention
+from sarathi_tune.runtime.attention.triton_paged import triton_obstacle
 from sarathi_tune.runtime.kernels.availability import KERNEL_LANES, kernels_obstacle
 
 
@@ -39,7 +41,7 @@ def pick_attention(
 
     Raises UsageError when the requested one is unknown or can't run here.
     """
-    candidates = _candidates(shape, device, dtype, page_tokens)
+    candidates = attention_candidates(shape, device, dtype, page_tokens)
     if requested == "auto":
         chosen = next(candidate for candidate in candidates if candidate.obstacle is None)
         return AttentionChoice(chosen.build(), chosen.name, chosen.reason)
@@ -52,16 +54,22 @@ def pick_attention(
     raise UsageError(f"There is no attention back end {requested!r}: choose one of {names}.")
 
 
-def _candidates(
+def attention_candidates(
     shape: AttentionShape, device: torch.device, dtype: torch.dtype, page_tokens: int
 ) -> tuple[Candidate, ...]:
-    """Fastest first."""
-    return (
+    """Every back end, the fastest on such a device first, each with what keeps it from running there."""
+    candidates = (
         Candidate(
             "flash",
             "FlashAttention-2 is installed and computes a ragged batch in one call",
             _flash_obstacle(device, dtype),
             lambda: _flash(shape, page_tokens),
+        ),
+        Candidate(
+            "triton",
+            "a Triton kernel reads pages of any size where they are, without gathering keys first",
+            triton_obstacle(device, dtype),
+            lambda: _triton(shape, page_tokens),
         ),
         Candidate(
             "cpu",
@@ -77,12 +85,31 @@ def _candidates(
         ),
         Candidate("reference", "the float32 oracle for tests; slow", None, lambda: ReferenceAttention(shape)),
     )
+    order = _order(device, page_tokens)
+    return tuple(sorted(candidates, key=lambda candidate: order.index(candidate.name)))
+
+
+def _order(device: torch.device, page_tokens: int) -> tuple[str, ...]:
+    """Names of the back ends, fastest first."""
+    if device.type == "cpu":
+        # Triton's interpreter is behind whatever else there is: it is for tests.
+        return ("cpu", "sdpa", "triton", "flash", "reference")
+    if page_tokens % FLASH_PAGE_MULTIPLE:
+        # Flash would gather all keys of the batch in every layer.
+        return ("triton", "flash", "sdpa", "cpu", "reference")
+    return ("flash", "triton", "sdpa", "cpu", "reference")
 
 
 def _flash(shape: AttentionShape, page_tokens: int) -> Attention:
     from sarathi_tune.runtime.attention.flash import FlashAttention
 
     return FlashAttention(shape, page_tokens)
+
+
+def _triton(shape: AttentionShape, page_tokens: int) -> Attention:
+    from sarathi_tune.runtime.attention.triton_paged import TritonAttention
+
+    return TritonAttention(shape, page_tokens)
 
 
 def _cpu(shape: AttentionShape, page_tokens: int) -> Attention:

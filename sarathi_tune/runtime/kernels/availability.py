@@ -19,3 +19,10 @@ def kernels_obstacle(device: torch.device, dtype: torch.dtype) -> str | None:
     from sarathi_tune.runtime.kernels.parallel import connect_openmp
 
     return connect_openmp()
+
+
+def has_dot_tiles() -> bool:
+    """Whether tiles by AVX-512's bfloat16 dot product are the fastest way to multiply small matrices here: the CPU has
+    the instruction and no AMX, whose tiles are several times faster and which oneDNN uses."""
+    cpu = torch.cpu
+    return cpu._is_avx512_bf16_supported() and not cpu._is_amx_tile_supported()

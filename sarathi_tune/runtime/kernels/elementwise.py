@@ -9,7 +9,8 @@ Elements are `uint16` (bfloat16's bits) or `float32`. The functions without unde
 import numba
 import numpy as np
 
-from sarathi_tune.runtime.kernels.intrinsics import exp, narrow, widen
+from sarathi_tune.runtime.kernels.availability import KERNEL_LANES as LANES
+from sarathi_tune.runtime.kernels.intrinsics import exp, narrow, rotate, widen
 from sarathi_tune.runtime.kernels.options import OPTIONS
 from sarathi_tune.runtime.kernels.parallel import parallel_for
 
@@ -54,50 +55,53 @@ def silu_mul(threads, gate_up, out):
 
 
 @numba.njit(**OPTIONS)
-def _rotate_head(row, at, norm, eps, cosines, sines, rotated, wide, turned, like):
-    """One head: norm it if there is a norm, and rotate its halves against each other.
-
-    `wide`, `turned`: scratch, [head_dim] float32. Several plain loops, because each of them is vectorised and one loop
-    over all these arrays isn't.
-    """
-    head_dim = rotated.shape[0]
-    half = head_dim // 2
-    for d in range(head_dim):
-        wide[d] = widen(row[at + d])
-    if norm.shape[0] == head_dim:
-        squares = _f32(0)
-        for d in range(head_dim):
-            squares += wide[d] * wide[d]
-        factor = _f32(1) / np.sqrt(squares / _f32(head_dim) + eps)
-        for d in range(head_dim):
-            wide[d] *= factor * widen(norm[d])
-    for d in range(half):
-        turned[d] = wide[d] * cosines[d] - wide[half + d] * sines[d]
-    for d in range(half):
-        turned[half + d] = wide[half + d] * cosines[d] + wide[d] * sines[d]
-    for d in range(head_dim):
-        rotated[d] = narrow(turned[d], like)
-
-
-@numba.njit(**OPTIONS)
 def _rotate_and_store_tokens(begin, end, qkv, cos, sin, positions, slots, norms, eps, query, keys, values):
+    # No calls and no views inside the loops: numba would count references to the arrays there, and threads that count
+    # the same array's wait for each other, which takes longer than the rotation.
     query_norm, key_norm = norms
-    num_kv_heads, group, head_dim = query.shape[0], query.shape[2], query.shape[3]
-    first_key = num_kv_heads * group
+    num_kv_heads, num_tokens, group, head_dim = query.shape
+    num_heads, half = num_kv_heads * group, head_dim // 2
+    first_value = (num_heads + num_kv_heads) * head_dim
+    num_slots, has_norm = keys.shape[1], query_norm.shape[0] > 0
     like = qkv.dtype.type(0)
-    wide, turned = np.empty(head_dim, np.float32), np.empty(head_dim, np.float32)
+    flat_query, flat_keys, flat_values = query.reshape(-1), keys.reshape(-1), values.reshape(-1)
+    flat_cos, flat_sin, num_vectors = cos.reshape(-1), sin.reshape(-1), half // LANES
+    wide = np.empty(head_dim, np.float32)
     for token in range(begin, end):
-        row, slot = qkv[token], slots[token]
-        cosines, sines = cos[positions[token]], sin[positions[token]]
-        for head in range(num_kv_heads):
-            for j in range(group):
-                at = (head * group + j) * head_dim
-                _rotate_head(row, at, query_norm, eps, cosines, sines, query[head, token, j], wide, turned, like)
-            at = (first_key + head) * head_dim
-            _rotate_head(row, at, key_norm, eps, cosines, sines, keys[head, slot], wide, turned, like)
-            at += num_kv_heads * head_dim
+        angle_at, slot = positions[token] * half, slots[token]
+        for head in range(num_heads + num_kv_heads):
+            at = head * head_dim
             for d in range(head_dim):
-                values[head, slot, d] = row[at + d]
+                wide[d] = widen(qkv[token, at + d])
+            if has_norm:
+                squares = _f32(0)
+                for d in range(head_dim):
+                    squares += wide[d] * wide[d]
+                factor = _f32(1) / np.sqrt(squares / _f32(head_dim) + eps)
+                if head < num_heads:
+                    for d in range(head_dim):
+                        wide[d] *= factor * widen(query_norm[d])
+                else:
+                    for d in range(head_dim):
+                        wide[d] *= factor * widen(key_norm[d])
+            if head < num_heads:
+                out_at = ((head // group * num_tokens + token) * group + head % group) * head_dim
+                rotate(wide, flat_cos, flat_sin, angle_at, half, num_vectors, flat_query, out_at)
+                for d in range(num_vectors * LANES, half):
+                    c, s = flat_cos[angle_at + d], flat_sin[angle_at + d]
+                    flat_query[out_at + d] = narrow(wide[d] * c - wide[half + d] * s, like)
+                    flat_query[out_at + half + d] = narrow(wide[half + d] * c + wide[d] * s, like)
+            else:
+                out_at = ((head - num_heads) * num_slots + slot) * head_dim
+                rotate(wide, flat_cos, flat_sin, angle_at, half, num_vectors, flat_keys, out_at)
+                for d in range(num_vectors * LANES, half):
+                    c, s = flat_cos[angle_at + d], flat_sin[angle_at + d]
+                    flat_keys[out_at + d] = narrow(wide[d] * c - wide[half + d] * s, like)
+                    flat_keys[out_at + half + d] = narrow(wide[half + d] * c + wide[d] * s, like)
+        for head in range(num_kv_heads):
+            at, out_at = first_value + head * head_dim, (head * num_slots + slot) * head_dim
+            for d in range(head_dim):
+                flat_values[out_at + d] = qkv[token, at + d]
 
 
 @numba.njit(**OPTIONS)

@@ -120,6 +120,44 @@ row_top: Any = intrinsic(_row_top)
 row_weights: Any = intrinsic(_row_weights)
 
 
+def _rotate(
+    _: Any, head: Any, cos: Any, sin: Any, angle_at: Any, half: Any, num_vectors: Any, out: Any, out_at: Any
+) -> Any:
+    """Rotate the first `16 * num_vectors` numbers of a head's two halves against each other.
+
+    head: float32, the second half behind `half` numbers. cos, sin: flat float32, from `angle_at` on. out: flat
+    elements, from `out_at` on.
+    """
+    del angle_at, half, num_vectors, out_at
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointers = {index: _data(context, builder, signature, arguments, index) for index in (0, 1, 2, 6)}
+        first_out = builder.gep(pointers[6], [arguments[7]])
+        second_out = builder.gep(first_out, [arguments[4]])
+        second_half = builder.gep(pointers[0], [arguments[4]])
+        cosines, sines = (builder.gep(pointers[index], [arguments[3]]) for index in (1, 2))
+        with cgutils.for_range(builder, arguments[5]) as loop:
+            first, second, c, s = (
+                _load(builder, _nth_vector(builder, pointer, loop.index), 0)
+                for pointer in (pointers[0], second_half, cosines, sines)
+            )
+            low = builder.fsub(
+                builder.fmul(first, c, flags=_FLAGS), builder.fmul(second, s, flags=_FLAGS), flags=_FLAGS
+            )
+            high = builder.fadd(
+                builder.fmul(second, c, flags=_FLAGS), builder.fmul(first, s, flags=_FLAGS), flags=_FLAGS
+            )
+            _store(builder, low, _nth_vector(builder, first_out, loop.index), 0)
+            _store(builder, high, _nth_vector(builder, second_out, loop.index), 0)
+        return context.get_dummy_value()
+
+    signature = types.void(head, cos, sin, types.int64, types.int64, types.int64, out, types.int64)
+    return signature, generate
+
+
+rotate: Any = intrinsic(_rotate)
+
+
 def _scores(_: Any, q: Any, keys: Any, key_at: Any, out: Any, out_at: Any, parts: Any, heads: Any, stride: Any) -> Any:
     """Dot products of `group` queries with 16 consecutive keys, each key read once for the whole group.
 

@@ -33,10 +33,19 @@ class DecoderLayer:
         table: RotaryTable,
         attention: Attention,
         ops: Elementwise,
+        kept: RaggedBatch | None = None,
     ) -> torch.Tensor:
-        """[tokens, hidden] -> [tokens, hidden]; writes the step's keys and values into `cache`."""
+        """[tokens, hidden] -> [tokens, hidden]; writes the step's keys and values into `cache`.
+
+        `kept`: the batch's rows that are sampled from, in the last layer: of the others only keys and values are used.
+        Then the result has these rows only.
+        """
         normed = ops.rms_norm(hidden, self.input_norm, self.norm_eps)
         query = ops.rotate_and_store(self.qkv(normed), self.heads, table, batch, cache)
+        if kept is not None:
+            query, hidden, batch = query[batch.sample_rows], hidden[batch.sample_rows], kept
+            if not len(hidden):
+                return hidden
         hidden = self.output(attention(query, cache, batch), residual=hidden)
         normed = ops.rms_norm(hidden, self.mlp_norm, self.norm_eps)
         return self.down(ops.silu_mul(self.gate_up(normed)), residual=hidden)

@@ -54,6 +54,11 @@ class PackedLinear:
         return y
 
 
+#: Above so many rows a step is filled up to a multiple of ROW_MULTIPLE: oneDNN generates code for each new number of
+#: rows, which costs 2 to 4 ms, and live steps would meet ever new ones. Its own blocks make 257 rows as slow as 264.
+EXACT_ROWS, ROW_MULTIPLE = 32, 8
+
+
 @dataclass(frozen=True, slots=True)
 class LinearChoice:
     """Which linear layer is used on a device and why."""
@@ -61,6 +66,12 @@ class LinearChoice:
     packed: bool
     name: str
     reason: str
+
+    def padded_rows(self, num_tokens: int) -> int:
+        """How many rows a step of so many tokens is best computed with."""
+        if not self.packed or num_tokens <= EXACT_ROWS:
+            return num_tokens
+        return -(-num_tokens // ROW_MULTIPLE) * ROW_MULTIPLE
 
     def build(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
         """The layer over `weight` [out, in] and `bias` [out]."""

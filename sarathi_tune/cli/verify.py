@@ -1,0 +1,173 @@
+"""`sarathi-tune verify`: does a live server meet the objective, and up to which rate?"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_args
+
+import typer
+
+from sarathi_tune.cli import options as flags
+from sarathi_tune.cli.edge import edge
+from sarathi_tune.cli.output import STDOUT, check_target, emit_document
+from sarathi_tune.config.verify import CriterionName, EndpointName, VerifyConfig
+from sarathi_tune.errors import ExitCode, InterruptedRunError, UsageError
+from sarathi_tune.units import parse_duration_ms
+
+if TYPE_CHECKING:
+    from sarathi_tune.goodput.verified import Verification
+
+_USAGE = "say what to promise, for example sarathi-tune verify --target http://127.0.0.1:8000 --slo-itl 50ms"
+_CODES = {
+    "met": ExitCode.MET,
+    "missed": ExitCode.MISSED,
+    "inconclusive": ExitCode.INCONCLUSIVE,
+    "failed": ExitCode.TARGET_FAILED,
+}
+
+
+@edge
+def verify(
+    target: Annotated[
+        str | None,
+        typer.Option(
+            "--target", metavar="URL", help="An OpenAI-compatible server. The API key comes from SARATHI_TUNE_API_KEY."
+        ),
+    ] = None,
+    slo_itl: flags.SloItl = None,
+    slo_ttft: flags.SloTtft = None,
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="NAME", help="As the server calls it. (default: the only one)")
+    ] = None,
+    workload: flags.WorkloadName = None,
+    rate: Annotated[
+        str | None,
+        typer.Option("--rate", metavar="R", help="Requests per second. (default: search the largest that meets it)"),
+    ] = None,
+    concurrency: Annotated[
+        str | None, typer.Option("--concurrency", metavar="N", help="A closed loop of N streams instead of a rate.")
+    ] = None,
+    seconds: Annotated[
+        str | None, typer.Option("--seconds", metavar="TIME", help="Length of one run. (default: 30s)")
+    ] = None,
+    time_limit: Annotated[
+        str | None, typer.Option("--time-limit", metavar="TIME", help="Of the search. (default: 300s)")
+    ] = None,
+    arrivals: Annotated[
+        str | None,
+        typer.Option("--arrivals", metavar="poisson|constant|gamma:CV", help="How they arrive. (default: poisson)"),
+    ] = None,
+    endpoint: Annotated[
+        str | None,
+        typer.Option("--endpoint", metavar="auto|completions|chat", help="(default: completions where there are)"),
+    ] = None,
+    criterion: Annotated[
+        str | None,
+        typer.Option(
+            "--criterion",
+            metavar="every-step|pooled|per-request",
+            help="What must meet the objective. (default: every-step)",
+        ),
+    ] = None,
+    timeout: Annotated[
+        str | None, typer.Option("--timeout", metavar="TIME", help="Of one request. (default: 600s)")
+    ] = None,
+    stall_timeout: Annotated[
+        str | None, typer.Option("--stall-timeout", metavar="TIME", help="Between two tokens. (default: 60s)")
+    ] = None,
+    workers: Annotated[
+        str | None, typer.Option("--workers", metavar="N", help="Client processes. (default: as many as are needed)")
+    ] = None,
+    vocab: Annotated[
+        str | None, typer.Option("--vocab", metavar="N", help="Prompt token ids stay below it. (default: 30000)")
+    ] = None,
+    seed: flags.Seed = None,
+    save_vllm: Annotated[
+        str | None,
+        typer.Option("--save-vllm", metavar="FILE", help="Also write it as `vllm bench serve --save-result` does."),
+    ] = None,
+    json_target: flags.JsonTarget = None,
+    quiet: flags.Quiet = False,
+) -> ExitCode:
+    """Load a live server at a rate, or search the largest rate that meets the objective."""
+    if target is None:
+        raise UsageError("--target is missing: name the server, for example --target http://127.0.0.1:8000")
+    name, cv = _parse_arrivals(arrivals)
+    config = VerifyConfig(
+        target=target,
+        slo=flags.parse_slo(slo_itl, slo_ttft, _USAGE),
+        **flags.given(
+            model=model,
+            workload=workload,
+            rate_per_s=flags.parse_rate(rate),
+            concurrency=flags.parse_count(concurrency, "--concurrency"),
+            seconds=_seconds(seconds, "--seconds"),
+            time_limit_s=_seconds(time_limit, "--time-limit"),
+            arrivals=name,
+            burstiness_cv=cv,
+            endpoint=flags.parse_choice(endpoint, "--endpoint", get_args(EndpointName)),
+            criterion=flags.parse_choice(criterion, "--criterion", get_args(CriterionName)),
+            request_timeout_s=_seconds(timeout, "--timeout"),
+            stall_timeout_s=_seconds(stall_timeout, "--stall-timeout"),
+            workers=flags.parse_count(workers, "--workers"),
+            vocab_size=flags.parse_token_count(vocab, "--vocab"),
+            seed=flags.parse_count(seed, "--seed", smallest=0),
+        ),
+    )
+    check_target(json_target)
+    check_target(save_vllm)
+    if save_vllm == STDOUT:
+        raise UsageError("--save-vllm needs a file: stdout belongs to the result.")
+    from sarathi_tune.cli.ui import make_ui
+    from sarathi_tune.tune.target_run import run_verification
+
+    verification = run_verification(config, make_ui(quiet=quiet))
+    _emit(verification, config, json_target, save_vllm, quiet=quiet)
+    if not verification.is_complete:
+        raise InterruptedRunError("Interrupted; what had come until then is in the result.")
+    return _CODES[verification.verdict]
+
+
+def _emit(
+    verification: "Verification", config: VerifyConfig, json_target: str | None, save_vllm: str | None, *, quiet: bool
+) -> None:
+    from sarathi_tune.cli.consoles import data_console
+    from sarathi_tune.report.verified import print_verification, verified_headline
+
+    emit_document(verification.as_dict(), json_target)
+    point = verification.point
+    if save_vllm is not None and point is not None:
+        from sarathi_tune.loadgen.vllm_format import vllm_result
+        from sarathi_tune.measure.documents import write_json
+
+        document: dict[str, Any] = vllm_result(
+            point.result,
+            model=str(verification.server.get("model", "")),
+            endpoint=str(verification.server.get("endpoint", "")),
+            rate_per_s=point.rate_per_s,
+            slo=config.slo,
+            max_concurrency=config.concurrency,
+        )
+        write_json(Path(save_vllm), document, "result")
+    if json_target == STDOUT:
+        return
+    console = data_console()
+    if quiet:
+        console.print(verified_headline(verification), soft_wrap=True)
+    else:
+        print_verification(verification, console)
+
+
+def _seconds(text: str | None, flag: str) -> float | None:
+    return None if text is None else parse_duration_ms(text, flag) / 1e3
+
+
+def _parse_arrivals(text: str | None) -> tuple[str | None, float | None]:
+    if text is None or text in ("poisson", "constant"):
+        return text, None
+    name, colon, number = text.partition(":")
+    try:
+        cv = float(number) if colon else 0.0
+    except ValueError:
+        cv = 0.0
+    if name != "gamma" or not 0 < cv < float("inf"):
+        raise UsageError(f"--arrivals must be poisson, constant, or gamma:CV (for example gamma:2), not {text!r}.")
+    return "gamma", cv

@@ -1,0 +1,62 @@
+"""What `sarathi-tune verify` is asked to do."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from sarathi_tune.config.slo import Slo
+from sarathi_tune.errors import UsageError
+
+ArrivalsName = Literal["poisson", "constant", "gamma"]
+EndpointName = Literal["auto", "completions", "chat"]
+CriterionName = Literal["every-step", "pooled", "per-request"]
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyConfig:
+    """A server and a load. With `rate_per_s` that rate is tried, with `concurrency` a closed loop; with neither, the
+    largest rate that meets the objective is searched. `seconds` is the length of one run, `time_limit_s` that of a
+    search. `vocab_size` bounds the token ids of prompts; 30,000 is below every common vocabulary."""
+
+    target: str
+    slo: Slo
+    workload: str = "chat-small"
+    model: str | None = None
+    rate_per_s: float | None = None
+    concurrency: int | None = None
+    seconds: float = 30.0
+    time_limit_s: float = 300.0
+    tolerance: float = 0.05
+    arrivals: ArrivalsName = "poisson"
+    burstiness_cv: float = 1.0
+    endpoint: EndpointName = "auto"
+    criterion: CriterionName = "every-step"
+    request_timeout_s: float = 600.0
+    stall_timeout_s: float = 60.0
+    #: None: as many processes as the expected streams need.
+    workers: int | None = None
+    vocab_size: int = 30_000
+    #: Of lengths and arrivals; prompts are new in every run all the same, so that no cache knows them.
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.rate_per_s is not None and self.concurrency is not None:
+            raise UsageError("Give --rate or --concurrency, not both: one is an open loop, the other a closed one.")
+        if self.vocab_size < 256:
+            raise UsageError(f"--vocab must be at least 256, not {self.vocab_size}.")
+
+    def as_dict(self) -> dict[str, Any]:
+        """The settings as they stand in a result document."""
+        return {
+            "rate_per_s": self.rate_per_s,
+            "concurrency": self.concurrency,
+            "seconds": self.seconds,
+            "time_limit_s": self.time_limit_s,
+            "tolerance": self.tolerance,
+            "arrivals": self.arrivals,
+            "burstiness_cv": self.burstiness_cv if self.arrivals == "gamma" else None,
+            "criterion": self.criterion,
+            "request_timeout_s": self.request_timeout_s,
+            "stall_timeout_s": self.stall_timeout_s,
+            "vocab_size": self.vocab_size,
+            "seed": self.seed,
+        }

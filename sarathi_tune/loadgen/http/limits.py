@@ -1,0 +1,26 @@
+"""Open files: one connection each, and the usual limit of 1,024 is below what a load may need."""
+
+from sarathi_tune.errors import UsageError
+
+#: What the process needs beside its connections.
+_RESERVE = 64
+
+
+def ensure_descriptors(connections: int, *, is_certain: bool) -> None:
+    """Raise this process's limit so that `connections` fit, or as far as the system allows it where they only may be
+    open all at once. Raises UsageError when they are certain to be and don't fit."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = connections + _RESERVE
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    if is_certain and hard != resource.RLIM_INFINITY and hard < needed:
+        raise UsageError(
+            f"{connections} connections at once need {needed} open files, and the system allows {hard}: raise the "
+            f"limit (ulimit -Hn {needed}) or send fewer requests at once."
+        )
+    allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))

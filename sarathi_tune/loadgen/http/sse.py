@@ -1,0 +1,77 @@
+"""Server-sent events, from bytes that may be cut anywhere (WHATWG HTML, section 9.2.6).
+
+Lines end with LF, CRLF or CR and nothing else: text readers also split at U+2028 or U+0085, which tokens contain. A
+line is decoded once it is complete, so that a packet may end within a character.
+"""
+
+import re
+from dataclasses import dataclass
+
+_LINE_END = re.compile(rb"\r\n|\n|\r")
+_BOM = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True, slots=True)
+class SseEvent:
+    """One event: its `event:` name ("message" without one), and its `data:` lines joined with LF."""
+
+    name: str
+    data: str
+
+
+class SseParser:
+    """Feed it bytes in the pieces in which they came; an event is returned with the piece that completes it."""
+
+    def __init__(self) -> None:
+        self._line: list[bytes] = []  # the pieces of a line that hasn't ended
+        self._data: list[bytes] = []
+        self._name = b""
+        self._after_cr = False
+        self._at_start = True
+
+    def feed(self, piece: bytes) -> list[SseEvent]:
+        """The events that end within `piece`."""
+        if self._after_cr and piece:  # a CR ended its line at once; an LF behind it belongs to it
+            piece = piece.removeprefix(b"\n")
+            self._after_cr = False
+        if not piece:
+            return []
+        self._after_cr = piece.endswith(b"\r")
+        first, *others = _LINE_END.split(piece)
+        self._line.append(first)
+        events: list[SseEvent] = []
+        for following in others:
+            event = self._end_line(b"".join(self._line))
+            self._line = [following]
+            if event is not None:
+                events.append(event)
+        return events
+
+    def finish(self) -> SseEvent | None:
+        """The event at the end of the stream that no blank line completes, if there is one."""
+        line = b"".join(self._line)
+        self._line = []
+        if line:
+            self._end_line(line)
+        return self._dispatch()
+
+    def _end_line(self, line: bytes) -> SseEvent | None:
+        if self._at_start:
+            line = line.removeprefix(_BOM)
+            self._at_start = False
+        if not line:
+            return self._dispatch()
+        name, _, value = line.partition(b":")  # a comment has an empty name
+        value = value.removeprefix(b" ")
+        if name == b"data":
+            self._data.append(value)
+        elif name == b"event":
+            self._name = value
+        return None
+
+    def _dispatch(self) -> SseEvent | None:
+        data, name = self._data, self._name.decode("utf-8", "replace")
+        self._data, self._name = [], b""
+        if not data and name != "error":  # the standard drops an event without data; a failure must not be lost
+            return None
+        return SseEvent(name or "message", b"\n".join(data).decode("utf-8", "replace"))

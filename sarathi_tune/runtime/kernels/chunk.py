@@ -1,0 +1,216 @@
+"""Attention of a prefill chunk on a CPU with AVX-512's bfloat16 dot product, in one pass as FlashAttention does it.
+
+Keys and values are first laid out for the dot product, once for all queries. Then each thread takes blocks of query
+rows; the scores of six rows against `BLOCK_KEYS` keys stay in the first-level cache until they are used up as weights,
+and keys behind a row's last visible one are never computed (https://arxiv.org/abs/2307.08691, section 3).
+
+Elements are `uint16`, the bits of a bfloat16. The functions without underscore take the number of threads first.
+"""
+
+# numba infers the types.
+# mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators
+
+import numba
+import numpy as np
+
+from sarathi_tune.runtime.kernels.availability import KERNEL_LANES as LANES
+from sarathi_tune.runtime.kernels.dot import (
+    TILE_ROWS,
+    TILE_VECTORS,
+    pack_keys,
+    pack_values,
+    row_pairs,
+    score_tile,
+    value_tile,
+)
+from sarathi_tune.runtime.kernels.intrinsics import exp, narrow, row_top
+from sarathi_tune.runtime.kernels.options import OPTIONS
+from sarathi_tune.runtime.kernels.parallel import parallel_for
+
+#: Rows (queries times heads of a group) that share what is read of keys and values.
+BLOCK_ROWS = 16 * TILE_ROWS
+#: Keys whose scores are held at once. Fewer fit the first-level cache better and cost more rescaling; best of 128, 256
+#: and 512 on Zen 5.
+BLOCK_KEYS = 512
+
+_TILE_KEYS = TILE_VECTORS * LANES
+_f32 = np.float32
+_LOWEST = np.float32(-1e30)
+
+
+def packed_keys(num_keys: int) -> int:
+    """Room, in keys, for the packed form of `num_keys` keys: tiles read up to one tile too far."""
+    return -(-num_keys // LANES) * LANES + _TILE_KEYS
+
+
+@numba.njit(**OPTIONS)
+def _pack_groups(begin, end, parts, keys, values, table, page_tokens, first, stop, key_pairs, value_pairs):
+    head_dim = len(parts) * LANES
+    num_slots = keys.shape[1]
+    num_groups = (stop - first + LANES - 1) // LANES
+    flat_keys, flat_values = keys.reshape(-1), values.reshape(-1)
+    out_keys, out_values = key_pairs.reshape(-1), value_pairs.reshape(-1)
+    tail = np.zeros(2 * LANES * head_dim, np.uint16)
+    for item in range(begin, end):
+        head, group = item // num_groups, item % num_groups
+        key = first + group * LANES
+        slot = np.int64(table[key // page_tokens]) * page_tokens + key % page_tokens
+        at = (head * num_slots + slot) * head_dim
+        out_at = (head * key_pairs.shape[1] + group * LANES) * head_dim
+        if key + LANES <= stop:
+            pack_keys(flat_keys, at, out_keys, out_at, parts)
+            pack_values(flat_values, at, out_values, out_at, parts)
+        else:
+            # What lies behind the last key isn't this request's, and zero times NaN would be NaN.
+            tail[:] = 0
+            for i in range((stop - key) * head_dim):
+                tail[i] = flat_keys[at + i]
+                tail[LANES * head_dim + i] = flat_values[at + i]
+            pack_keys(tail, 0, out_keys, out_at, parts)
+            pack_values(tail, LANES * head_dim, out_values, out_at, parts)
+
+
+@numba.njit(**OPTIONS)
+def pack(threads, parts, keys, values, table, page_tokens, first, stop, key_pairs, value_pairs):
+    """Lay out the keys and values `first` (a multiple of 16) to `stop` - 1 of one request for `attend_chunk`.
+
+    parts: a tuple of head_dim / 16 things; its length is compiled in. keys, values: [num_kv_heads, slots, head_dim].
+    table: [pages], the request's. key_pairs, value_pairs: [num_kv_heads, packed_keys(stop - first), head_dim] elements.
+    """
+    arguments = (parts, keys, values, table, page_tokens, first, stop, key_pairs, value_pairs)
+    num_groups = (stop - first + LANES - 1) // LANES
+    parallel_for(_pack_groups, num_groups * keys.shape[0], threads, arguments)
+
+
+@numba.njit(**OPTIONS)
+def _attend_shares(
+    begin, end, num_shares, parts, query, first_row, num_rows, key_pairs, value_pairs, num_visible, window, scale, out
+):
+    num_heads = query.shape[0]
+    num_units = (num_rows + BLOCK_ROWS - 1) // BLOCK_ROWS * num_heads
+    head_dim = len(parts) * LANES
+    rows = np.zeros(BLOCK_ROWS * head_dim, np.uint16)
+    sums = np.empty(BLOCK_ROWS * head_dim, np.float32)
+    scores = np.empty(TILE_ROWS * BLOCK_KEYS, np.float32)
+    tops, totals = np.empty(BLOCK_ROWS, np.float32), np.empty(BLOCK_ROWS, np.float32)
+    shrinks = np.empty(TILE_ROWS, np.float32)
+    scratch = (rows, sums, scores, tops, totals, shrinks)
+    for share in range(begin, end):
+        for turn in range((num_units + num_shares - 1) // num_shares):
+            # The last blocks see most keys. Dealt out to and fro from the largest on, shares come out even.
+            unit = turn * num_shares + (share if turn % 2 == 0 else num_shares - 1 - share)
+            if unit < num_units:
+                block, head = (num_units - 1 - unit) // num_heads, unit % num_heads
+                _attend_block(
+                    parts,
+                    query,
+                    first_row,
+                    head,
+                    block * BLOCK_ROWS,
+                    min(BLOCK_ROWS, num_rows - block * BLOCK_ROWS),
+                    key_pairs,
+                    value_pairs,
+                    num_visible,
+                    window,
+                    scale,
+                    out,
+                    scratch,
+                )
+
+
+@numba.njit(**OPTIONS)
+def _attend_block(
+    parts,
+    query,
+    first_row,
+    head,
+    block_row,
+    num_rows,
+    key_pairs,
+    value_pairs,
+    num_visible,
+    window,
+    scale,
+    out,
+    scratch,
+):
+    rows, sums, scores, tops, totals, shrinks = scratch
+    head_dim = len(parts) * LANES
+    group, room = query.shape[2], key_pairs.shape[1]
+    flat_query, flat_out = query.reshape(-1), out.reshape(-1)
+    flat_keys, flat_values = key_pairs.reshape(-1), value_pairs.reshape(-1)
+    at = ((head * query.shape[1] + first_row) * group + block_row) * head_dim
+    for i in range(num_rows * head_dim):
+        rows[i] = flat_query[at + i]
+    num_tiles = (num_rows + TILE_ROWS - 1) // TILE_ROWS
+    for i in range(num_tiles * TILE_ROWS * head_dim):
+        sums[i] = 0
+    for row in range(num_tiles * TILE_ROWS):
+        tops[row] = _LOWEST
+        totals[row] = 0
+    # Row r sees the keys before `num_visible + r // group`, and of them the last `window`.
+    first_key = max(0, num_visible + block_row // group - window) // LANES * LANES
+    for start in range(first_key, num_visible + (block_row + num_rows - 1) // group, BLOCK_KEYS):
+        pairs_at = (head * room + start) * head_dim
+        for tile in range(num_tiles):
+            tile_row = tile * TILE_ROWS
+            last_row = min(tile_row + TILE_ROWS, num_rows) - 1
+            num_keys = min(BLOCK_KEYS, num_visible + (block_row + last_row) // group - start)
+            if num_keys <= 0:
+                continue
+            num_vectors = (num_keys + LANES - 1) // LANES
+            for key in range(0, num_keys, _TILE_KEYS):
+                score_tile(
+                    rows, tile_row * head_dim, flat_keys, pairs_at + key * head_dim, scores, parts, BLOCK_KEYS, key
+                )
+            for i in range(TILE_ROWS):
+                row = tile_row + i
+                stop = num_visible + (block_row + row) // group - start
+                for key in range(max(0, stop), num_vectors * LANES):
+                    scores[i * BLOCK_KEYS + key] = _LOWEST
+                for key in range(min(stop - window, num_vectors * LANES)):
+                    scores[i * BLOCK_KEYS + key] = _LOWEST
+                top = max(tops[row], row_top(scores, i * BLOCK_KEYS, num_vectors) * scale)
+                shrinks[i] = exp(tops[row] - top)
+                tops[row] = top
+                totals[row] = totals[row] * shrinks[i] + row_pairs(scores, i * BLOCK_KEYS, num_vectors, scale, top)
+            value_tile(
+                scores,
+                flat_values,
+                pairs_at,
+                num_vectors * (LANES // 2),
+                shrinks,
+                sums,
+                tile_row * head_dim,
+                parts,
+                BLOCK_KEYS,
+            )
+    for row in range(num_rows):
+        inverse = _f32(1) / totals[row]
+        token, j = first_row + (block_row + row) // group, (block_row + row) % group
+        at = ((token * query.shape[0] + head) * group + j) * head_dim
+        for d in range(head_dim):
+            flat_out[at + d] = narrow(sums[row * head_dim + d] * inverse, np.uint16(0))
+
+
+@numba.njit(**OPTIONS)
+def attend_chunk(threads, parts, query, first_row, count, key_pairs, value_pairs, num_visible, window, scale, out):
+    """Attention of `count` queries of one request, from token `first_row` of the step on.
+
+    query: [num_kv_heads, tokens, group, head_dim] elements. key_pairs, value_pairs: as `pack` writes them. Query i sees
+    the last `window` of the first `num_visible + i` packed keys. out: [tokens, num_kv_heads, group, head_dim].
+    """
+    arguments = (
+        threads,
+        parts,
+        query,
+        first_row,
+        count * query.shape[2],
+        key_pairs,
+        value_pairs,
+        num_visible,
+        window,
+        scale,
+        out,
+    )
+    parallel_for(_attend_shares, threads, threads, arguments)

@@ -1,0 +1,83 @@
+"""The steady load, sized for the machine: prompts that take about half of the time, and answers that outlast them."""
+
+import math
+from dataclasses import dataclass
+
+from sarathi_tune.config.compare import SteadyConfig
+from sarathi_tune.engine.plan import StepShape
+from sarathi_tune.stepmodel.fit import StepModel
+from sarathi_tune.tune.comparing.load import PROMPT_ANSWER_TOKENS, STREAM_PROMPT_TOKENS, SteadyPace
+
+#: A prompt arrives every so many times what computing it takes beside the answers: the paper's servers are about half
+#: busy with prefill when they are near their capacity.
+PACE = 2.2
+#: The answers run longer than the prompts need, by this factor.
+OUTLAST = 1.05
+#: The prompt when none is given: long, and in reach of small models.
+DEFAULT_PROMPT_TOKENS = 2000
+
+
+def default_prompt_tokens(max_model_len: int) -> int:
+    """A long prompt that leaves room in the model's context."""
+    return min(DEFAULT_PROMPT_TOKENS, max(1, max_model_len // 2 - PROMPT_ANSWER_TOKENS))
+
+
+@dataclass(frozen=True, slots=True)
+class Pacer:
+    """Step times of `streams` answers at `context` keys, alone and with chunks, under one budget."""
+
+    model: StepModel
+    streams: int
+    context: int
+    budget_tokens: int
+    loop_ms: float
+
+    @property
+    def decode_step_ms(self) -> float:
+        """A step of the answers alone."""
+        return self.model.predict_ms(StepShape((self.context,) * self.streams)) + self.loop_ms
+
+    def prefill(self, prompt_tokens: int) -> tuple[int, float]:
+        """(steps, ms) that a prompt takes in chunks beside the answers."""
+        chunk = max(1, self.budget_tokens - self.streams)
+        steps, total_ms = 0, 0.0
+        for start in range(0, prompt_tokens, chunk):
+            shape = StepShape((self.context,) * self.streams, ((start, min(chunk, prompt_tokens - start)),))
+            total_ms += self.model.predict_ms(shape) + self.loop_ms
+            steps += 1
+        return steps, total_ms
+
+    def budgeted_step_ms(self, prompt_tokens: int, quantile: float | None = None) -> float:
+        """The longest step that the budget allows: a full chunk at the prompt's end beside all answers. The model's
+        centre, or a quantile of it."""
+        chunk = min(prompt_tokens, max(1, self.budget_tokens - self.streams))
+        shape = StepShape((self.context,) * self.streams, ((prompt_tokens - chunk, chunk),))
+        model = self.model
+        return (model.predict_ms(shape) if quantile is None else model.quantile_ms(shape, quantile)) + self.loop_ms
+
+
+def settle_pace(steady: SteadyConfig, pacer: Pacer, prompt_tokens: int) -> SteadyPace:
+    """The steady load with what was left open."""
+    steps, prefill_ms = pacer.prefill(prompt_tokens)
+    every_s = steady.every_s or PACE * prefill_ms / 1e3
+    return SteadyPace(
+        streams=steady.streams,
+        answer_tokens=answer_tokens(pacer, (steps, prefill_ms), every_s, steady.num_prompts),
+        prompt_tokens=prompt_tokens,
+        every_s=every_s,
+        num_prompts=steady.num_prompts,
+        first_s=every_s / 2,
+    )
+
+
+def answer_tokens(pacer: Pacer, prefill: tuple[int, float], every_s: float, num_prompts: int) -> int:
+    """Tokens that an answer gets while `num_prompts` prompts come and are computed, one every `every_s` seconds."""
+    steps, prefill_ms = prefill
+    whole_ms = max((num_prompts + 0.5) * every_s * 1e3, num_prompts * prefill_ms)
+    alone = (whole_ms - num_prompts * prefill_ms) / pacer.decode_step_ms
+    return max(2, math.ceil(OUTLAST * (alone + num_prompts * steps)))
+
+
+def mean_context(answer: int) -> int:
+    """Keys of a running answer in the middle of it."""
+    return STREAM_PROMPT_TOKENS + answer // 2

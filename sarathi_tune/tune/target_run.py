@@ -1,0 +1,428 @@
+"""`sarathi-tune verify`: load on a live server at one rate, or the search for the largest rate that meets the SLO."""
+
+import os
+import random
+import time
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from sarathi_tune.config.verify import VerifyConfig
+from sarathi_tune.errors import TargetError
+from sarathi_tune.goodput.http_validity import check_http_run
+from sarathi_tune.goodput.objective import shortfalls
+from sarathi_tune.goodput.passing import pass_probability, queue_growth_ms
+from sarathi_tune.goodput.search import search_capacity
+from sarathi_tune.goodput.verified import FoundCapacity, Point, Verification, VerifiedVerdict, common_detail
+from sarathi_tune.loadgen.inprocess import LoadProgress, TimedRequest, timed
+from sarathi_tune.loadgen.latency import event_views, failure_of, summarise
+from sarathi_tune.loadgen.overlap import estimate_stalls
+from sarathi_tune.loadgen.record import LoadResult, RequestRecord
+from sarathi_tune.notices import Notice, close_call, short_verification
+from sarathi_tune.report.progress import Phase, Ui
+from sarathi_tune.units import format_ms
+from sarathi_tune.workload.arrivals import closed_loop, constant, gamma, poisson_exactly
+from sarathi_tune.workload.load import load_workload
+from sarathi_tune.workload.spec import RequestSpec, Workload
+
+if TYPE_CHECKING:
+    from sarathi_tune.loadgen.http.client import HttpSettings
+    from sarathi_tune.loadgen.http.probe import ServerFacts
+    from sarathi_tune.loadgen.http.target import Target
+
+#: Outside of these a point of the search counts as decided; within, it is run again with fresh arrivals.
+DECIDED = (0.1, 0.9)
+_MAX_RUNS_PER_POINT = 3
+#: A queue that grew by this much within a run only grows.
+_MAX_GROWTH_MS = 2000.0
+_MIN_REQUESTS = 12
+#: What a search follows behind the end of a point's sending; what isn't done then is missed.
+_DRAIN_S = 60.0
+_IDLE_WAIT_S = 15.0
+#: The context length that is assumed where the server names none.
+_ANY_LENGTH = 1 << 20
+
+
+def run_verification(config: VerifyConfig, ui: Ui, environment: Mapping[str, str] | None = None) -> Verification:
+    """Probe the server, run, judge.
+
+    Raises TargetError when the server can't be used at all; one that fails under load is a verdict ("failed"). After
+    Ctrl-C the verification holds the points until then and says that it isn't complete.
+    """
+    from sarathi_tune.loadgen.http.probe import probe
+    from sarathi_tune.loadgen.http.target import parse_target
+    from sarathi_tune.loadgen.http.wire import Timeouts
+
+    target = parse_target(config.target, os.environ if environment is None else environment)
+    workload = load_workload(config.workload)
+    timeouts = Timeouts(
+        first_byte_s=config.request_timeout_s,
+        between_reads_s=config.stall_timeout_s,
+        request_s=config.request_timeout_s,
+    )
+    with ui.phase("Looking at the server"):
+        facts = probe(
+            target,
+            model=config.model,
+            endpoint=None if config.endpoint == "auto" else config.endpoint,
+            timeouts=replace(timeouts, first_byte_s=min(60.0, config.request_timeout_s)),
+        )
+    return _Verifier(config, target, facts, workload, timeouts, ui).run()
+
+
+class _TimeUpError(Exception):
+    """The search has no time for another point."""
+
+
+@dataclass(slots=True, eq=False)
+class _Verifier:
+    config: VerifyConfig
+    target: "Target"
+    facts: "ServerFacts"
+    workload: Workload
+    timeouts: Any
+    ui: Ui
+    points: list[Point] = field(default_factory=list)
+    notices: list[Notice] = field(default_factory=list)
+    #: Seconds that one request takes alone; the rate to start from and the number of streams follow from it.
+    alone_s: float = 1.0
+    workers: int = 1
+    num_runs: int = 0
+    salt: random.Random = field(default_factory=random.SystemRandom)
+
+    def run(self) -> Verification:
+        from sarathi_tune.loadgen.http.worker import LoadInterrupted
+
+        try:
+            self._measure_alone()
+            if self.config.concurrency is not None:
+                return self._judge_one(self._closed_loop(self.config.concurrency))
+            if self.config.rate_per_s is not None:
+                return self._judge_one(self._open_loop(self.config.rate_per_s, drain_s=self.config.request_timeout_s))
+            return self._search()
+        except LoadInterrupted as interrupted:
+            if any(record.sent_s is not None for record in interrupted.result.records):
+                self.points.append(self._point(self.config.rate_per_s, interrupted.result))
+            return self._verification("inconclusive", "The run was interrupted.", is_complete=False)
+        except KeyboardInterrupt:
+            return self._verification("inconclusive", "The run was interrupted.", is_complete=False)
+
+    def _measure_alone(self) -> None:
+        """One request by itself: warms the server up with a prompt of its own, and says how long one takes."""
+        settings = self._settings(drain_s=self.config.request_timeout_s, workers=0)
+        with self.ui.phase("One request alone"):
+            result = self._load(self._requests((0.0,)), settings, None)
+        record = result.records[0]
+        if failure_of(record) not in (None, "short_output"):
+            raise TargetError(
+                f"{self.target.base_url} failed on a single request of the workload "
+                f"({record.prompt_tokens:,} prompt tokens, {failure_of(record)}): {record.detail or 'no token came'}."
+            )
+        self.alone_s = max(1e-3, (record.end_s or record.token_s[-1]) - (record.sent_s or 0.0))
+
+    def _judge_one(self, point: Point) -> Verification:
+        counts = point.report.counts
+        if counts.good + counts.slo_miss == 0:
+            return self._failed(f"No request was answered: {common_detail(point.result.records)}.", 0)
+        gone = self._gone(point)
+        if gone is not None:
+            return self._failed(f"The server stopped answering during the run. {gone}", 0)
+        # a miss that the client may have caused is no miss; one with few gaps is one
+        if point.validity.is_client_limited or not point.result.is_complete:
+            return self._verification("inconclusive", _causes(point), 0)
+        if point.misses:
+            return self._verification("missed", "; ".join(point.misses), 0)
+        if not point.validity.is_valid:
+            return self._verification("inconclusive", _causes(point), 0)
+        if point.probability < DECIDED[1]:
+            self.notices.append(close_call(point.probability))
+        return self._verification("met", _within(point), 0)
+
+    def _search(self) -> Verification:
+        config = self.config
+        end_s = time.monotonic() + config.time_limit_s
+
+        def ask(rate_per_s: float, _attempt: int) -> bool:
+            expected_s = max(config.seconds, _MIN_REQUESTS / rate_per_s) + self.alone_s
+            if self.points and time.monotonic() + expected_s > end_s:
+                raise _TimeUpError
+            return self._decide(rate_per_s, end_s)
+
+        try:
+            capacity = search_capacity(ask, 1.0 / self.alone_s, tolerance=config.tolerance)
+            found = FoundCapacity(capacity.rate_per_s, capacity.upper_per_s, capacity.is_confirmed)
+        except _TimeUpError:
+            found = self._bracket()
+        except TargetError as error:
+            return self._failed(str(error), len(self.points) - 1)
+        return self._conclude(found)
+
+    def _conclude(self, found: FoundCapacity) -> Verification:
+        at = found.rate_per_s if found.rate_per_s is not None else found.upper_per_s
+        decisive = max(index for index, point in enumerate(self.points) if point.rate_per_s == at)
+        if any(
+            point.validity.is_client_limited for point in self.points if point.rate_per_s in (at, found.upper_per_s)
+        ):
+            return self._verification("inconclusive", _causes(self.points[decisive]), decisive, found)
+        if found.rate_per_s is None:
+            misses = "; ".join(self.points[decisive].misses)
+            return self._verification("missed", f"No rate down to {at:.3g} req/s meets it: {misses}", decisive, found)
+        why = f"{found.rate_per_s:.3g} req/s meet it"
+        if found.upper_per_s is not None:
+            missed = [point for point in self.points if point.rate_per_s == found.upper_per_s and point.misses]
+            why += f", {found.upper_per_s:.3g} don't"
+            why += f" ({missed[-1].misses[0]})" if missed else ""
+        if not found.is_confirmed:
+            why += "; the time ran out before both were confirmed with fresh requests"
+        return self._verification("met", why, decisive, found)
+
+    def _bracket(self) -> FoundCapacity:
+        """What the points so far say: the last answer of each rate."""
+        believed = {point.rate_per_s: point.is_met for point in self.points if point.rate_per_s is not None}
+        upper = min((rate for rate, met in believed.items() if not met), default=None)
+        lower = max((rate for rate, met in believed.items() if met and (upper is None or rate < upper)), default=None)
+        return FoundCapacity(lower, upper, is_confirmed=False)
+
+    def _decide(self, rate_per_s: float, end_s: float) -> bool:
+        """One point of the search: run until its probability is decided, the runs are enough, or the time is up."""
+        point = self._open_loop(rate_per_s, drain_s=_DRAIN_S)
+        for _ in range(1, _MAX_RUNS_PER_POINT):
+            counts = point.report.counts
+            if counts.good + counts.slo_miss == 0:
+                raise TargetError(f"No request was answered: {common_detail(point.result.records)}.")
+            gone = self._gone(point)
+            if gone is not None:
+                raise TargetError(f"The server stopped answering during the search. {gone}")
+            is_decided = not DECIDED[0] < point.probability < DECIDED[1]
+            if is_decided or time.monotonic() + point.result.elapsed_s > end_s:
+                break
+            again = self._open_loop(rate_per_s, drain_s=_DRAIN_S)
+            self.points.pop()
+            merged = _joined(point.result, again.result)
+            point = self._point(rate_per_s, merged)
+            self.points[-1] = point
+        return point.is_met
+
+    def _open_loop(self, rate_per_s: float, *, drain_s: float) -> Point:
+        count = max(1, round(rate_per_s * max(self.config.seconds, min(_MIN_REQUESTS, 3) / rate_per_s)))
+        if count < _MIN_REQUESTS and self.num_runs == 1:
+            self.notices.append(short_verification(count, _MIN_REQUESTS, count / rate_per_s))
+        times = self._arrivals(rate_per_s, count)
+        return self._run(rate_per_s, times, self._settings(drain_s=drain_s, stop_after_s=count / rate_per_s))
+
+    def _closed_loop(self, concurrency: int) -> Point:
+        # more than can be answered: each stream at the pace of a request alone, and a first one to fill the slots
+        count = concurrency * (2 + int(self.config.seconds / self.alone_s))
+        settings = self._settings(drain_s=self.config.request_timeout_s, stop_after_s=self.config.seconds)
+        return self._run(None, closed_loop(count), replace(settings, in_flight=concurrency))
+
+    def _run(self, rate_per_s: float | None, times: Sequence[float | None], settings: "HttpSettings") -> Point:
+        """Run once, and once more with more processes if this one was the client's fault and there are cores left."""
+        from sarathi_tune.loadgen.http.worker import workers_for
+
+        streams = self.config.concurrency or 2.0 * (rate_per_s or 1.0) * self.alone_s
+        most = workers_for(float("inf"))
+        self.workers = self.config.workers or max(self.workers, workers_for(streams))
+        while True:
+            self._wait_until_idle()
+            name = "Closed loop" if rate_per_s is None else f"{rate_per_s:.3g} req/s"
+            with self.ui.phase(name, len(times)) as phase:
+                result = self._load(self._requests(times), replace(settings, workers=self.workers), phase)
+            point = self._point(rate_per_s, result)
+            is_client = point.validity.is_client_limited and self.config.workers is None
+            if not is_client or self.workers >= most:
+                self.points.append(point)
+                return point
+            self.workers = min(most, 2 * self.workers)
+            self.ui.note(f"The client was too slow; once more with {self.workers} worker processes.")
+
+    def _load(self, requests: Sequence[TimedRequest], settings: "HttpSettings", phase: Phase | None) -> LoadResult:
+        from sarathi_tune.loadgen.http.worker import run_http_load
+
+        done = 0
+
+        def show(progress: LoadProgress) -> None:
+            nonlocal done
+            if phase is not None:
+                phase.advance(progress.num_finished - done)
+                phase.describe(f"{progress.num_running} under way")
+                done = progress.num_finished
+
+        return run_http_load(self.target, self.facts.dialect, requests, settings, on_progress=show)
+
+    def _point(self, rate_per_s: float | None, result: LoadResult) -> Point:
+        if any(record.stalled is None for record in result.records):
+            result = replace(result, records=estimate_stalls(result.records))
+        slo, criterion = self.config.slo, self.config.criterion
+        report = summarise(result, slo)
+        views = event_views(result.counted, slo)
+        misses = shortfalls(report, criterion)
+        growth_ms = queue_growth_ms(result.counted)
+        if rate_per_s is not None and growth_ms > _MAX_GROWTH_MS:
+            misses += (f"the queue only grew: TTFT rose by {format_ms(growth_ms)} within the run",)
+        probability = 0.0 if growth_ms > _MAX_GROWTH_MS else pass_probability(result.counted, slo, criterion)
+        validity = check_http_run(result, report, views, allow_prefix_hits=not self.workload.sharing.is_none)
+        return Point(rate_per_s, self.num_runs, result, report, views, validity, misses, probability)
+
+    def _requests(self, times: Sequence[float | None]) -> tuple[TimedRequest, ...]:
+        """Fresh requests of the workload. Lengths follow the seed; prompts are new in every run, so that no cache knows
+        them, and what they share among each other they still share."""
+        self.num_runs += 1
+        vocab_size = self.config.vocab_size
+        draw = self.workload.draw(
+            self.config.seed + 7919 * self.num_runs,
+            len(times),
+            vocab_size=vocab_size,
+            max_model_len=self.facts.max_model_len or _ANY_LENGTH,
+        )
+        for notice in draw.notices:
+            if notice.code not in {known.code for known in self.notices}:
+                self.notices.append(notice)
+        shift = self.salt.randrange(vocab_size)
+        return timed([_shifted(spec, shift, vocab_size) for spec in draw.requests], times)
+
+    def _arrivals(self, rate_per_s: float, count: int) -> tuple[float, ...]:
+        seed = self.config.seed + 104_729 * self.num_runs
+        if self.config.arrivals == "constant":
+            return constant(rate_per_s, n=count)
+        if self.config.arrivals == "gamma":
+            return gamma(rate_per_s, self.config.burstiness_cv, seed, n=count)
+        return poisson_exactly(rate_per_s, seed, count)
+
+    def _settings(
+        self, *, drain_s: float, stop_after_s: float | None = None, workers: int | None = None
+    ) -> "HttpSettings":
+        from sarathi_tune.loadgen.http.client import HttpSettings
+
+        workers = self.workers if workers is None else workers
+        return HttpSettings(timeouts=self.timeouts, drain_s=drain_s, stop_after_s=stop_after_s, workers=workers)
+
+    def _wait_until_idle(self) -> None:
+        """Requests of the point before, aborted ones too, must not weigh on this one. Asks the server's metrics."""
+        from sarathi_tune.loadgen.http.probe import read_metrics
+
+        end_s = time.monotonic() + _IDLE_WAIT_S
+        while time.monotonic() < end_s:
+            text = read_metrics(self.target)
+            if text is None or not _requests_in(text):
+                return
+            time.sleep(0.25)
+
+    def _gone(self, point: Point) -> str | None:
+        """Why the server can't be used any more, if it can't: asked only when requests broke off."""
+        from sarathi_tune.loadgen.http.probe import probe
+        from sarathi_tune.loadgen.http.wire import Timeouts
+
+        broken = {"connect", "truncated", "timeout", "http_5xx"} & set(point.report.counts.failures)
+        if not broken:
+            return None
+        try:
+            probe(
+                self.target,
+                model=self.facts.dialect.model,
+                endpoint=self.facts.dialect.endpoint,
+                timeouts=Timeouts(connect_s=5.0, first_byte_s=30.0, between_reads_s=10.0, request_s=30.0),
+            )
+        except TargetError as error:
+            return str(error)
+        return None
+
+    def _failed(self, why: str, decisive: int) -> Verification:
+        return self._verification("failed", why, decisive)
+
+    def _verification(
+        self,
+        verdict: VerifiedVerdict,
+        why: str,
+        decisive: int | None = None,
+        capacity: FoundCapacity | None = None,
+        *,
+        is_complete: bool = True,
+    ) -> Verification:
+        return Verification(
+            target=self.target.base_url,
+            slo=self.config.slo,
+            verdict=verdict,
+            why=why,
+            points=tuple(self.points),
+            decisive=decisive if decisive is not None or not self.points else len(self.points) - 1,
+            capacity=capacity,
+            server=self.facts.as_dict(),
+            workload=self.workload.as_dict(),
+            settings=self.config.as_dict(),
+            notices=tuple(self.notices),
+            is_complete=is_complete,
+        )
+
+
+def _shifted(spec: RequestSpec, shift: int, vocab_size: int) -> RequestSpec:
+    return replace(spec, prompt=array("i", [(token + shift) % vocab_size for token in spec.prompt]))
+
+
+def _joined(first: LoadResult, second: LoadResult) -> LoadResult:
+    """Two runs at one rate as one: the second's window follows the first's. Stalls must have been estimated before,
+    because the streams of the two overlap once they are shifted."""
+    shift_s = first.window_s[1] - second.window_s[0]
+
+    def moved(record: RequestRecord) -> RequestRecord:
+        def later(value: float | None) -> float | None:
+            return None if value is None else value + shift_s
+
+        return replace(
+            record,
+            intended_s=record.intended_s + shift_s,
+            sent_s=later(record.sent_s),
+            token_s=tuple(stamp + shift_s for stamp in record.token_s),
+            first_byte_s=later(record.first_byte_s),
+            end_s=later(record.end_s),
+        )
+
+    return LoadResult(
+        records=(*first.records, *map(moved, second.records)),
+        steps=(),
+        window_s=(first.window_s[0], second.window_s[1] + shift_s),
+        elapsed_s=second.elapsed_s + shift_s,
+        is_complete=first.is_complete and second.is_complete,
+        client=second.client if _is_later(first, second) else first.client,
+    )
+
+
+def _is_later(first: LoadResult, second: LoadResult) -> bool:
+    """Whether the second run's client was the later of the two: the worse one speaks for both."""
+    assert first.client is not None, "a run over HTTP knows its client"
+    assert second.client is not None, "a run over HTTP knows its client"
+    return second.client.loop_lag_p99_ms >= first.client.loop_lag_p99_ms
+
+
+def _requests_in(metrics: str) -> float:
+    """Requests running and waiting, by vLLM's names; 0 where they aren't given."""
+    names = ("vllm:num_requests_running", "vllm:num_requests_waiting")
+    total = 0.0
+    for line in metrics.splitlines():
+        name = line.split("{", 1)[0].split(" ", 1)[0]
+        if name in names:
+            try:
+                total += float(line.rsplit(" ", 1)[-1])
+            except ValueError:
+                continue
+    return total
+
+
+def _causes(point: Point) -> str:
+    return " ".join(notice.cause for notice in point.validity.problems) or "The run doesn't count."
+
+
+def _within(point: Point) -> str:
+    report, slo = point.report, point.report.slo
+    percent = f"p{slo.percentile * 100:g}"
+    seen = [f"{percent} ITL {_ms(report.itl.tail_ms)} of {format_ms(slo.itl_ms)}"]
+    if report.itl_stalled.n:
+        seen.append(f"of gaps with a prompt beside them {_ms(report.itl_stalled.tail_ms)}")
+    if slo.ttft_ms is not None:
+        seen.append(f"{percent} TTFT {_ms(report.ttft.tail_ms)} of {format_ms(slo.ttft_ms)}")
+    return ", ".join(seen)
+
+
+def _ms(value: float | None) -> str:
+    return "-" if value is None else format_ms(value)

@@ -1,0 +1,169 @@
+"""`compare` under the virtual clock: the order of the schedulers that the paper reports (OSDI 2024, section 3)."""
+
+from pathlib import Path
+
+import pytest
+
+from sarathi_tune.config.compare import CompareConfig, SteadyConfig
+from sarathi_tune.config.run import SchedulingConfig
+from sarathi_tune.engine.plan import StepShape
+from sarathi_tune.errors import UsageError
+from sarathi_tune.loadgen.record import LoadResult, RequestRecord, StepRecord
+from sarathi_tune.measure.profile import save_profile
+from sarathi_tune.report.comparison import Comparison, Outcome
+from sarathi_tune.report.progress import SilentUi
+from sarathi_tune.tune.comparing import check_compare, run_compare
+from sarathi_tune.tune.comparing.load import Load
+from sarathi_tune.tune.comparing.outcome import outcome
+from tests.profiles import cpu_like, measured
+
+SMALL = SteadyConfig(streams=4, prompt_tokens=1000, num_prompts=2)
+
+
+@pytest.fixture(scope="module")
+def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("compare") / "profile.json"
+    save_profile(measured(cpu_like, 0.01, 5, 0), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def compared(profile: Path) -> Comparison:
+    return run_compare(CompareConfig(virtual_profile=profile, budget_tokens=128, slo_itl_ms=40.0), SilentUi())
+
+
+def figures(comparison: Comparison, scheduler: str) -> Outcome:
+    contender = comparison.find(scheduler)
+    assert contender is not None
+    return contender.outcome
+
+
+def test_everybody_serves_the_same_requests_to_their_end(compared: Comparison) -> None:
+    assert [contender.scheduler for contender in compared.contenders] == [
+        "sarathi",
+        "sarathi-single",
+        "prefill-first",
+        "decode-first",
+        "orca",
+    ]
+    outcomes = [contender.outcome for contender in compared.contenders]
+    assert {(o.requests, o.finished, o.gaps, o.prompt_tokens) for o in outcomes} == {
+        (12, 12, outcomes[0].gaps, 8 * 64 + 4 * 2000)
+    }
+
+
+def test_sarathi_stays_within_one_budgeted_step_and_prefill_first_stalls_for_a_whole_prompt(
+    compared: Comparison,
+) -> None:
+    sarathi, prefill_first = figures(compared, "sarathi"), figures(compared, "prefill-first")
+    assert sarathi.largest_gap_units is not None
+    assert sarathi.largest_gap_units <= 1.05
+    assert sarathi.largest_gap_steps == 1
+    assert prefill_first.largest_gap_units is not None
+    assert prefill_first.largest_gap_units >= 5
+    assert prefill_first.largest_gap_steps == 2, "the step of the prompt, and the decode behind it"
+    # the profile's own truth: a prompt of 2,000 tokens and a decode step
+    assert prefill_first.itl_max_ms is not None
+    assert prefill_first.itl_max_ms == pytest.approx(9 + 0.11 * 1976 + 3e-6 * 2000 * 1000 + 10, rel=0.1)
+
+
+def test_decode_first_has_the_smoothest_gaps_and_the_worst_wait(compared: Comparison) -> None:
+    waits = {c.scheduler: c.outcome.ttft_p99_ms or 0.0 for c in compared.contenders}
+    assert max(waits, key=waits.__getitem__) == "decode-first"
+    assert figures(compared, "decode-first").gaps_over_slo == 0
+
+
+def test_orca_does_not_pause_decodes_but_its_step_is_as_long_as_the_prompt(compared: Comparison) -> None:
+    orca = figures(compared, "orca")
+    assert orca.largest_gap_steps == 1
+    assert orca.largest_gap_units is not None
+    assert orca.largest_gap_units >= 5
+
+
+def test_capacity_is_largest_where_prompts_are_chunked(compared: Comparison) -> None:
+    capacity = {c.scheduler: c.capacity_per_s or 0.0 for c in compared.contenders}
+    assert capacity["sarathi"] > 1.5 * capacity["prefill-first"]
+    assert capacity["sarathi"] > 1.5 * capacity["orca"]
+    assert capacity["decode-first"] == 0.0, "whoever arrives waits for the answers to end"
+
+
+def test_the_budget_follows_from_the_objective(profile: Path) -> None:
+    config = CompareConfig(virtual_profile=profile, slo_itl_ms=30.0, steady=SMALL, schedulers=("sarathi",))
+    comparison = run_compare(config, SilentUi())
+    assert comparison.budgeted_step_ms == pytest.approx(30.0, rel=0.1)
+    longest = figures(comparison, "sarathi").itl_max_ms
+    assert longest is not None
+    assert longest <= 31.0
+
+
+def test_a_shared_prefix_is_computed_once_with_the_cache_on(profile: Path) -> None:
+    def served(prefix_cache: bool) -> Outcome:
+        config = CompareConfig(
+            virtual_profile=profile,
+            budget_tokens=256,
+            slo_itl_ms=60.0,
+            workload="agentic",
+            rate_per_s=1.0,
+            num_requests=48,
+            schedulers=("sarathi",),
+            scheduling=SchedulingConfig(prefix_cache=prefix_cache),
+        )
+        return figures(run_compare(config, SilentUi()), "sarathi")
+
+    warm, cold = served(True), served(False)
+    assert cold.cached_tokens == 0
+    assert warm.cached_tokens > 0.75 * warm.prompt_tokens
+    assert (warm.ttft_p50_ms or 0.0) < 0.5 * (cold.ttft_p50_ms or 0.0)
+
+
+def test_preemptions_are_counted_when_the_cache_is_small(profile: Path) -> None:
+    config = CompareConfig(
+        virtual_profile=profile,
+        budget_tokens=256,
+        slo_itl_ms=60.0,
+        workload="fixed:100:200",
+        rate_per_s=20.0,
+        num_requests=12,
+        max_num_seqs=8,
+        kv_tokens=800,
+        schedulers=("sarathi",),
+    )
+    seen = figures(run_compare(config, SilentUi()), "sarathi")
+    assert seen.finished == 12
+    assert seen.preemptions > 0
+
+
+def test_what_cannot_be_compared_is_refused(profile: Path) -> None:
+    with pytest.raises(UsageError, match="leaves no token"):
+        check_compare(CompareConfig(virtual_profile=profile, budget_tokens=8))
+    with pytest.raises(UsageError, match="no room for an answer"):
+        check_compare(CompareConfig(virtual_profile=profile, steady=SteadyConfig(prompt_tokens=9000)))
+    with pytest.raises(UsageError, match="give --budget"):
+        run_compare(CompareConfig(virtual_profile=profile, slo_itl_ms=5.0), SilentUi())
+
+
+def test_figures_by_hand() -> None:
+    """Three steps: a chunk beside a decode (30 ms), a chunk alone (100 ms), a decode (10 ms)."""
+    steps = tuple(
+        StepRecord(start, end, shape, 0, 2, 0)
+        for start, end, shape in (
+            (0.0, 0.01, StepShape((), ((0, 4),))),
+            (0.01, 0.04, StepShape((5,), ((0, 10),))),
+            (0.04, 0.14, StepShape((), ((10, 50),))),
+            (0.14, 0.15, StepShape((6,))),
+        )
+    )
+    answer = RequestRecord(
+        7, 0.0, 4, 3, "finished", token_s=(0.01, 0.04, 0.15), stalled=(True, True), output_got=3, num_preemptions=1
+    )
+    prompt = RequestRecord(1, 0.02, 60, 1, "finished", token_s=(0.14,), stalled=(), output_got=1, cached_tokens=16)
+    result = LoadResult((answer, prompt), steps, (0.0, 0.15), 0.15)
+    seen = outcome(result, Load((), frozenset({1})), slo_ms=50.0, unit_ms=55.0)
+    assert seen.ttft_p50_ms == pytest.approx(120.0), "only the judged request's"
+    assert (seen.gaps, seen.stalled_gaps, seen.gaps_over_slo) == (2, 2, 1)
+    assert seen.itl_max_ms == pytest.approx(110.0)
+    assert seen.largest_gap_steps == 2
+    assert seen.largest_gap_units == pytest.approx(2.0)
+    assert seen.output_tokens_per_s == pytest.approx(4 / 0.15)
+    assert (seen.preemptions, seen.cached_tokens, seen.prompt_tokens) == (1, 16, 64)
+    assert seen.trace == ((0.04, 30.0), (0.15, 110.0))
