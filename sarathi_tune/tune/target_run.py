@@ -161,10 +161,11 @@ class _Verifier:
     def _conclude(self, found: FoundCapacity) -> Verification:
         at = found.rate_per_s if found.rate_per_s is not None else found.upper_per_s
         decisive = max(index for index, point in enumerate(self.points) if point.rate_per_s == at)
-        if any(
-            point.validity.is_client_limited for point in self.points if point.rate_per_s in (at, found.upper_per_s)
-        ):
-            return self._verification("inconclusive", _causes(self.points[decisive]), decisive, found)
+        edges = [point for point in self.points if point.rate_per_s in (at, found.upper_per_s)]
+        is_believed = found.rate_per_s is None or self.points[decisive].validity.is_valid
+        if not is_believed or any(point.validity.is_client_limited for point in edges):
+            worst = next((point for point in edges if point.validity.is_client_limited), self.points[decisive])
+            return self._verification("inconclusive", _causes(worst), decisive, found)
         if found.rate_per_s is None:
             misses = "; ".join(self.points[decisive].misses)
             return self._verification("missed", f"No rate down to {at:.3g} req/s meets it: {misses}", decisive, found)

@@ -19,7 +19,8 @@ QUICK = ("--workload", "fixed:32:12", "--workers", "1", "--stall-timeout", "500m
 
 
 def verify(url: str, *arguments: str | Path) -> Ended:
-    return run("verify", "--target", url, "--slo-itl", "100ms", *QUICK, *arguments)
+    # a wide objective: on a busy machine the client's own lateness must stay below 5 % of it
+    return run("verify", "--target", url, "--slo-itl", "400ms", *QUICK, *arguments)
 
 
 def document_of(ended: Ended) -> dict[str, Any]:
@@ -47,10 +48,10 @@ def test_an_objective_that_is_met(tmp_path: Path) -> None:
 
 
 def test_an_objective_that_is_missed() -> None:
-    with openai_server(healthy(gap_of=lambda number: 0.005 if number < 3 else 0.13)) as (url, _):
-        ended = verify(url, "--rate", "40", "--seconds", "1s")
+    with openai_server(healthy(gap_of=lambda number: 0.005 if number < 4 else 0.45)) as (url, _):
+        ended = verify(url, "--workload", "fixed:32:3", "--rate", "40", "--seconds", "1s")
     assert ended.code == 1, ended
-    assert ended.out.splitlines()[0] == "p99 ITL 100 ms is missed at 40 req/s."
+    assert ended.out.splitlines()[0] == "p99 ITL 400 ms is missed at 40 req/s."
     assert "p99 ITL" in ended.out.splitlines()[1]
 
 
@@ -74,11 +75,12 @@ def test_a_closed_loop() -> None:
         ended = verify(url, "--concurrency", "4", "--seconds", "1s", "--json", "-")
     assert ended.code == 0, ended
     assert document_of(ended)["points"][0]["rate_per_s"] is None
-    assert log.connections <= 4 + 2
+    # the probe, the request alone and the look at the metrics have one each
+    assert log.connections <= 4 + 3
 
 
 def test_the_search_finds_what_the_server_can_do() -> None:
-    # one slot of 25 ms: 40 requests per second, and gaps of 200 ms beyond
+    # one slot of 25 ms: 40 requests per second, and a queue beyond
     busy = {"until_s": 0.0}
 
     async def answer(seen: Seen, line: Line) -> None:
@@ -99,7 +101,7 @@ def test_the_search_finds_what_the_server_can_do() -> None:
             "--seconds",
             "1s",
             "--time-limit",
-            "12s",
+            "9s",
             "--arrivals",
             "constant",
             "--json",
@@ -177,16 +179,18 @@ def test_a_server_that_dies_in_the_run() -> None:
     assert "stopped answering" in found["why"]
     counts = found["points"][0]["latency"]["requests"]
     assert counts["intended"] == 40
-    assert counts["good"] == 12, "15 without the list of models, the probe and the request alone: what came is kept"
-    assert counts["failures"] == {"connect": 28}
+    # of 15 requests one was for the models, one the probe, one ran alone and one asked for metrics
+    assert counts["good"] == 11
+    assert counts["failures"] == {"connect": 29}
 
 
 @pytest.mark.xfail(reason="known fault: failures end the run with 6 where 1 is meant", strict=False)
 def test_failures_count_as_missed_while_the_server_lives() -> None:
     async def answer(seen: Seen, line: Line) -> None:
-        if seen.number > 3 and seen.number % 10 == 0:
+        is_load = 4 <= seen.number < 44  # before and after it the server is healthy
+        if is_load and seen.number % 10 == 0:
             await line.send(fails("503 Service Unavailable", "overloaded"))
-        elif seen.number > 3 and seen.number % 10 == 5:
+        elif is_load and seen.number % 10 == 5:
             await line.send(STREAM_HEAD + chunk(text_event("a", 1)))
             await silent(seen, line)  # a stream that stalls for good
         else:

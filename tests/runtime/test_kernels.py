@@ -1,6 +1,7 @@
 """The compiled CPU kernels and the attention over them against torch and the float32 reference; one and two threads."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +14,8 @@ from sarathi_tune.runtime.attention.reference import ReferenceAttention
 from sarathi_tune.runtime.attention.sdpa import SdpaAttention
 from sarathi_tune.runtime.batch import build_batch
 from sarathi_tune.runtime.kernels.arrays import as_array
+from sarathi_tune.runtime.kernels.availability import has_dot_tiles
+from sarathi_tune.runtime.kernels.chunk import BLOCK_KEYS
 from sarathi_tune.runtime.kernels.elementwise import rms_norm, silu_mul
 from sarathi_tune.runtime.kvcache import KVCache
 from sarathi_tune.runtime.layers.elementwise import HeadShape, TorchElementwise
@@ -20,6 +23,8 @@ from sarathi_tune.runtime.layers.fused import FusedElementwise
 from sarathi_tune.runtime.layers.rotary import build_rotary_table
 from tests.runtime.ragged import CPU, ragged
 
+#: Chunks in bfloat16 are computed by matmuls, and by tiles where the CPU has the instruction.
+needs_dot = pytest.mark.skipif(not torch.cpu._is_avx512_bf16_supported(), reason="no AVX-512 bfloat16 dot product here")
 DTYPES = [torch.float32, torch.bfloat16]
 #: Rounding of the stored result, and of the scores between a chunk's two matmuls in bfloat16.
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2}
@@ -39,6 +44,7 @@ SHAPES = {
     "qwen2.5": AttentionShape(14, 2, 64, None),
     "no groups": AttentionShape(2, 2, 16, None),
     "window": AttentionShape(6, 2, 32, 37),
+    "gemma": AttentionShape(10, 2, 80, 100),
 }
 DECODES = [
     (0, 1),
@@ -63,8 +69,22 @@ def test_cpu_attention_equals_the_reference(name: str, dtype: torch.dtype, lengt
     shape = SHAPES[name]
     case = ragged(shape, lengths, dtype=dtype, by_head=True)
     expected = ReferenceAttention(shape)(case.query.float(), case.cache, case.batch)
-    actual = CpuAttention(shape, 16)(case.query, case.cache, case.batch)
+    actual = CpuAttention(shape, 16, tiles=False)(case.query, case.cache, case.batch)
     torch.testing.assert_close(actual.float(), expected, rtol=0, atol=TOLERANCE[dtype])
+
+
+@needs_dot
+@pytest.mark.parametrize("page_tokens", [16, 32])
+@pytest.mark.parametrize("name", SHAPES)
+def test_tiles_equal_the_reference(name: str, page_tokens: int) -> None:
+    """Scores stay in float32 here, so it is closer than two matmuls with rounded scores between them. The lengths reach
+    over several blocks of rows and of keys, and end inside and at the end of tiles."""
+    lengths = [*CHUNKS, (700, 300), (BLOCK_KEYS - 40, 80), (BLOCK_KEYS, 16), (0, 2 * BLOCK_KEYS + 1), *DECODES[3:5]]
+    shape = SHAPES[name]
+    case = ragged(shape, lengths, dtype=torch.bfloat16, page_tokens=page_tokens, by_head=True)
+    expected = ReferenceAttention(shape)(case.query.float(), case.cache, case.batch)
+    actual = CpuAttention(shape, page_tokens, tiles=True)(case.query, case.cache, case.batch)
+    torch.testing.assert_close(actual.float(), expected, rtol=0, atol=1.2e-2)
 
 
 def test_pages_of_32_tokens_are_read_right() -> None:
@@ -91,6 +111,38 @@ def test_nan_in_a_key_that_is_seen_reaches_the_output() -> None:
         assert CpuAttention(shape, 16)(case.query, case.cache, case.batch)[-1].isnan().all()
 
 
+@needs_dot
+@pytest.mark.parametrize("tensor", ["keys", "values"])
+def test_nan_in_a_tile_reaches_those_who_see_it_and_nobody_else(tensor: str) -> None:
+    shape = SHAPES["smollm2"]
+    case = ragged(shape, [(0, 90)], dtype=torch.bfloat16, by_head=True)
+    getattr(case.cache, tensor)[int(case.batch.page_table[0, 2]) * 16 + 3] = float("nan")
+    lost = CpuAttention(shape, 16, tiles=True)(case.query, case.cache, case.batch).isnan().all(dim=1)
+    assert lost.tolist() == [position >= 35 for position in range(90)]
+
+
+@pytest.mark.parametrize("tiles", [False, pytest.param(True, marks=needs_dot)])
+def test_rows_behind_the_last_slice_are_zero_and_change_nothing(tiles: bool) -> None:
+    shape = SHAPES["smollm2"]
+    case = ragged(shape, [*CHUNKS[:3], *DECODES[:2]], dtype=torch.bfloat16, by_head=True)
+    expected = CpuAttention(shape, 16, tiles)(case.query, case.cache, case.batch)
+    query = torch.cat((case.query, torch.full_like(case.query[:5], float("nan"))))
+    actual = CpuAttention(shape, 16, tiles)(query, case.cache, case.batch)
+    torch.testing.assert_close(actual[:-5], expected, rtol=0, atol=0)
+    assert not actual[-5:].any()
+
+
+@pytest.mark.parametrize(
+    ("bfloat16_dot", "amx", "expected"), [(True, False, True), (True, True, False), (False, False, False)]
+)
+def test_tiles_are_for_cpus_with_the_dot_product_and_without_amx(
+    bfloat16_dot: bool, amx: bool, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: bfloat16_dot)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
+    assert has_dot_tiles() is expected
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("rows", [1, 70])
 def test_rms_norm_equals_torch(rows: int, dtype: torch.dtype, threads: int) -> None:
@@ -114,19 +166,21 @@ def test_silu_mul_equals_torch_even_where_exp_overflows(dtype: torch.dtype, thre
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("has_norm", [False, True])
-def test_fused_rotation_equals_the_plain_one(has_norm: bool, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("head_dim", [64, 80, 16, 128])
+def test_fused_rotation_equals_the_plain_one(head_dim: int, has_norm: bool, dtype: torch.dtype) -> None:
+    """Halves of 40 and 8 numbers aren't whole vectors."""
     from sarathi_tune.config.presets import PRESETS
     from sarathi_tune.engine.plan import StepPlan
     from tests.runtime.conftest import chunk, request_of
 
-    config = PRESETS["smollm2-135m"]
+    config = replace(PRESETS["smollm2-135m"], head_dim=head_dim)
     table = build_rotary_table(config, 128, CPU)
     plan = StepPlan(
         (chunk(request_of([5] * 60, [7, 0, 3, 2]), 9, 40), chunk(request_of([5] * 90, range(10, 16)), 88, 2))
     )
-    norms = [torch.randn(64).to(dtype) if has_norm else None for _ in range(2)]
-    heads = HeadShape(9, 3, 64, 1e-5, *norms)
-    qkv = torch.randn(42, 15 * 64).to(dtype)
+    norms = [torch.randn(head_dim).to(dtype) if has_norm else None for _ in range(2)]
+    heads = HeadShape(9, 3, head_dim, 1e-5, *norms)
+    qkv = torch.randn(42, 15 * head_dim).to(dtype)
     caches = [KVCache(config, 16, 16, CPU, dtype) for _ in range(2)]
     batch = build_batch(plan, caches[0], CPU)
     plain, fused = (

@@ -59,6 +59,8 @@ class CpuAttention:
         """See Attention."""
         by_head = query.permute(1, 0, 2, 3).contiguous()
         output = torch.empty(query.shape, dtype=query.dtype)
+        last = batch.sequences[-1]
+        output[last.row + last.count :] = 0
         decodes = self._decodes(batch)
         if decodes is not None:
             self._decode(by_head, cache, decodes, output)

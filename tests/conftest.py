@@ -1,0 +1,22 @@
+"""Tests that start processes and hold them to seconds need a machine to themselves: `pytest -m timing` runs them."""
+
+import pytest
+
+#: Whole files that fail on a busy machine for that reason alone.
+_TIMING = (
+    "tests/runtime/test_parallel_failures.py",
+    "tests/loadgen/http/test_worker.py",
+    "tests/loadgen/test_overlap.py",
+    "tests/loadgen/test_selftest.py",
+    "tests/cli/test_verify.py",
+    "tests/cli/test_signals.py",
+    "tests/cli/test_start.py",
+    "tests/tune/test_interruption.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark them."""
+    for item in items:
+        if item.nodeid.split("::")[0] in _TIMING:
+            item.add_marker(pytest.mark.timing)
