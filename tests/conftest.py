@@ -2,7 +2,8 @@
 
 import pytest
 
-#: Files and single tests that fail on a busy machine for that reason alone.
+#: Files and single tests that hold processes to seconds. Some failed on a busy machine; whether load alone is the cause
+#: has not been established.
 _TIMING = (
     "tests/runtime/test_parallel_failures.py",
     "tests/loadgen/http/test_worker.py",
