@@ -102,8 +102,8 @@ def load_weights(
     locations = _locate(directory, config)
     names = _stored_names(shapes, locations)
     _check_tensors(directory, config, shapes, names, locations)
-    share = _share(config, shapes, shard)
     check_weights_fit(config, dtype, device, shard)
+    share = _share(config, shapes, shard)
     weights: dict[str, torch.Tensor] = {}
     with _memory_errors(config):
         for path in dict.fromkeys(locations[names[name]].path for name in share):
@@ -128,9 +128,9 @@ def random_weights(
     random too. Numbers are drawn once and copied from shifted places, because drawing billions of them takes minutes
     and no step's time depends on the values. Raises OutOfMemoryError when the weights don't fit.
     """
+    check_weights_fit(config, dtype, device, shard)
     shapes = expected_shapes(config)
     share = _share(config, shapes, shard)
-    check_weights_fit(config, dtype, device, shard)
     generator = torch.Generator(device).manual_seed(seed)
     normal = torch.randn(_POOL_NUMBERS, generator=generator, device=device)
     pools: dict[tuple[float, float], torch.Tensor] = {}
@@ -181,6 +181,8 @@ def available_bytes(device: torch.device | str) -> int:
 
 def shard_weight_bytes(config: ModelConfig, dtype: torch.dtype, shard: Shard = WHOLE) -> int:
     """Bytes of the part of the weights that `shard` keeps, without packed copies."""
+    if shard.is_whole:
+        return config.num_parameters * dtype.itemsize
     shapes = expected_shapes(config)
     share = _share(config, shapes, shard)
     return dtype.itemsize * sum(math.prod(kept_shape(shapes[name], index)) for name, index in share.items())
