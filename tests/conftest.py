@@ -2,14 +2,7 @@
 
 import pytest
 
-_TIMING = (
-    "tests/loadgen/http/test_worker.py",
-    "tests/loadgen/test_overlap.py",
-    "tests/loadgen/http/test_client_cases.py::test_no_pool_limit_holds_requests_back",
-    "tests/loadgen/test_selftest.py",
-    "tests/cli/test_verify.py",
-    "tests/cli/test_start.py::test_it_answers_in_half_a_second",
-)
+_TIMING = ("tests/cli/test_start.py::test_it_answers_in_half_a_second",)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

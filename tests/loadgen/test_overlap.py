@@ -34,7 +34,7 @@ def test_without_stamps_nothing_is_stalled() -> None:
 def test_it_agrees_with_the_engines_own_steps() -> None:
     # decode steps of 10 ms, 50 ms more with a chunk; prompts of 40 tokens in chunks of at most 16
     engine, clock = make_engine(lambda shape: 0.01 + 0.05 * bool(shape.chunks), budget=16)
-    requests = at(0.0, 0.71, 1.33, 2.03, prompt_tokens=40, output_tokens=60)
+    requests = at(*(0.23 * index for index in range(12)), prompt_tokens=40, output_tokens=60)
     result = run_load(engine, clock, requests)
     truth = [stalled for seen in result.records for stalled in seen.stalled or ()]
     estimated = [stalled for seen in estimate_stalls(result.records) for stalled in seen.stalled or ()]

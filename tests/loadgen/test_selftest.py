@@ -54,7 +54,7 @@ def test_a_real_one() -> None:
     assert only.event_added.n == 8 * 8
     assert only.gap_error.n == 8 * 7
     assert only.event_added.p50_ms is not None
-    assert 0 < only.event_added.p50_ms < 20, "a client can't read an event before it is written"
+    assert 0 < only.event_added.p50_ms < 5000, "a client can't read an event before it is written"
 
 
 def test_the_command() -> None:

@@ -133,9 +133,10 @@ class _Connection(asyncio.Protocol):
             self.abort(httpx.RemoteProtocolError(f"The answer is not HTTP: {error}."))
             return
         if payload:
+            wire.reads.append((now_s, payload))
             if wire.first_byte_s is None:
                 wire.first_byte_s = now_s
-            wire.reads.append((now_s, payload))
+                self._watch()  # the timer that runs is that of the first byte, and may be much longer
         if exchange.framing.is_complete:
             self._complete(exchange)
 
@@ -195,6 +196,8 @@ class _Connection(asyncio.Protocol):
         exchange = self.exchange
         if exchange is None:
             return
+        if self._timer is not None:
+            self._timer.cancel()
         wire, limits = exchange.wire, self.timeouts
         if wire.first_byte_s is None:
             due_s, what = wire.sent_s + limits.first_byte_s, f"No answer came within {limits.first_byte_s:g} s."

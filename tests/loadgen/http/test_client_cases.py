@@ -203,6 +203,16 @@ def test_a_dead_stream_ends_with_its_timeout() -> None:
     assert failure_of(healthy) is None
 
 
+def test_a_stream_that_dies_is_not_given_the_time_of_a_first_byte() -> None:
+    async def answer(_seen: Seen, line: Line) -> None:
+        await line.send(STREAM_HEAD + chunk(text_event("a", 1)))
+        await asyncio.sleep(300)
+
+    patient = Timeouts(first_byte_s=120.0, between_reads_s=0.3, request_s=120.0)
+    record = load(answer, [0.0], HttpSettings(timeouts=patient, drain_s=60.0)).records[0]
+    assert (record.failure, record.detail) == ("timeout", "The stream stood still for 0.3 s.")
+
+
 def test_no_first_byte_and_a_trickle_end_too() -> None:
     async def answer(seen: Seen, line: Line) -> None:
         if seen.number == 0:
@@ -261,14 +271,17 @@ def test_a_cap_on_concurrency_hides_no_queue() -> None:
 
 
 def test_no_pool_limit_holds_requests_back() -> None:
-    # guidellm #487: 101 one-second requests at t = 0 (here 0.8 s); the 101st doesn't take twice as long
-    async def answer(_seen: Seen, line: Line) -> None:
-        await tokens(line, [0.8])
+    # guidellm #487: 101 requests at t = 0 over 100 connections. Here none is answered before all of them have come.
+    have_all_come = asyncio.Event()
 
-    result = load(answer, [0.0] * 140, output_tokens=1)
-    slowest = max(ttft_ms(record) or 0.0 for record in result.records)
+    async def answer(seen: Seen, line: Line) -> None:
+        if seen.number == 139:
+            have_all_come.set()
+        await have_all_come.wait()
+        await tokens(line, [0.0])
+
+    result = load(answer, [0.0] * 140, HttpSettings(drain_s=60.0), output_tokens=1)
     assert [failure_of(record) for record in result.records] == [None] * 140
-    assert slowest < 1600
 
 
 def test_a_starved_event_loop_is_seen() -> None:
