@@ -411,3 +411,130 @@ def close_call(probability: float) -> Notice:
         f"A repetition of this run would meet the objective with a probability of about {probability:.0%}.",
         "Run for longer (--seconds), or treat the objective as just within reach.",
     )
+
+
+def trace_rows_dropped(count: int, total: int) -> Notice:
+    """A trace has requests without a prompt or without an answer."""
+    return Notice(
+        "trace-rows-dropped",
+        "info",
+        f"{count:,} of {total:,} requests of the trace had no prompt tokens or no answer tokens and were left out.",
+        "Nothing needs to be done: these are requests that failed, or conversations without an answer.",
+    )
+
+
+def trace_rows_skipped(count: int, total: int, max_model_len: int) -> Notice:
+    """A trace has requests that the model's context can't hold."""
+    return Notice(
+        "trace-rows-skipped",
+        "warning",
+        f"{count:,} of {total:,} requests of the trace are longer than the model's context of {max_model_len:,} tokens "
+        "and were skipped.",
+        "Use a model with a longer context; the longest requests, and their load, are missing here.",
+    )
+
+
+def trace_sorted(file_name: str) -> Notice:
+    """The requests of a trace weren't in order."""
+    return Notice(
+        "trace-sorted",
+        "info",
+        f"The requests of {file_name} were not in the order of their times and were sorted.",
+        "Nothing needs to be done; sort the file if its order should mean something.",
+    )
+
+
+def trace_cut(file_name: str, count: int) -> Notice:
+    """A trace is longer than what is read."""
+    return Notice(
+        "trace-cut",
+        "info",
+        f"Only the first {count:,} requests of {file_name} were read.",
+        "Choose another part of it with the trace's start, or fewer requests with its max_requests.",
+    )
+
+
+def trace_lengths_estimated(file_name: str) -> Notice:
+    """A trace holds texts, and there was no tokenizer to count their tokens."""
+    return Notice(
+        "trace-lengths-estimated",
+        "warning",
+        f"The lengths of {file_name} were estimated from its letters, because it holds texts.",
+        "Name the model's tokenizer in the workload file, trace: {file: ..., tokenizer: DIR}, for the model's own "
+        "lengths.",
+    )
+
+
+def server_has_others(at_start: int, share: float | None) -> Notice:
+    """A live server worked for others while it was measured."""
+    parts = [f"{at_start} requests were under way before it began"] if at_start else []
+    parts += [f"{share:.0%} of the prompt tokens were not ours"] if share else []
+    return Notice(
+        "server-has-others",
+        "warning",
+        f"The server works for others while it is measured: {' and '.join(parts)}.",
+        "Measure when it is idle, or a copy of it on the same hardware: others' prompts look like larger steps.",
+    )
+
+
+def server_preempted(count: int) -> Notice:
+    """A live server ran out of KV cache while it was measured."""
+    return Notice(
+        "server-preempted",
+        "warning",
+        f"The server preempted requests {count} times while it was measured: its KV cache is too small for this load.",
+        "Give fewer decodes (--max-num-seqs) or less --context, or give the server more KV cache.",
+    )
+
+
+def steps_above_budget(budget: int, count: int, edge: int) -> Notice:
+    """The server's own histogram of step sizes speaks against the inferred budget."""
+    return Notice(
+        "evidence-disagrees",
+        "warning",
+        f"The server counted {count} steps of more than {edge:,} tokens that no prompt of ours explains, and the "
+        f"budget seen from outside is {budget:,}.",
+        "Measure again without other traffic; if it stays, the server computes parts of a prompt outside its budget.",
+    )
+
+
+def budget_only_bounded(budget: int, largest: int) -> Notice:
+    """No prompt filled a step of the live server."""
+    return Notice(
+        "budget-only-bounded",
+        "info",
+        f"Even {largest:,} prompt tokens were computed in one step: the running budget is at least {budget:,} tokens, "
+        "or chunked prefill is off.",
+        "Nothing needs to be done: the advice rests on the time of steps, not on the running budget.",
+    )
+
+
+def server_runs_fewer(seen: int, asked: int) -> Notice:
+    """The live server decodes fewer requests at once than asked about."""
+    return Notice(
+        "server-runs-fewer",
+        "warning",
+        f"Of {asked} requests the server decodes {seen} at once; the others wait.",
+        f"The advice is for {seen} decodes. Raise the server's --max-num-seqs or its KV cache to run more.",
+    )
+
+
+def steps_miscounted(share: float) -> Notice:
+    """Prompts took fewer steps than any one budget would make of them."""
+    return Notice(
+        "steps-miscounted",
+        "warning",
+        f"{share:.0%} of the prompts took another number of steps than the inferred budget makes of them.",
+        "Measure again without other traffic; a limit on the chunk of a single prompt, or steps that overlap, also "
+        "look like this.",
+    )
+
+
+def context_shortened(asked: int, measured: int, reason: str) -> Notice:
+    """The decodes of the measurement have shorter contexts than asked about."""
+    return Notice(
+        "context-shortened",
+        "info",
+        f"Decodes were measured at about {measured:,} tokens of context, not {asked:,}, because {reason}.",
+        "The step model extends to the asked context; a larger --time-limit or KV cache allows to measure it.",
+    )

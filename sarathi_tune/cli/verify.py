@@ -11,6 +11,7 @@ from sarathi_tune.cli.output import STDOUT, check_target, emit_document
 from sarathi_tune.config.verify import CriterionName, EndpointName, VerifyConfig
 from sarathi_tune.errors import ExitCode, InterruptedRunError, UsageError
 from sarathi_tune.units import parse_duration_ms
+from sarathi_tune.workload.traces.reading import FORMATS
 
 if TYPE_CHECKING:
     from sarathi_tune.goodput.verified import Verification
@@ -53,7 +54,24 @@ def verify(
     ] = None,
     arrivals: Annotated[
         str | None,
-        typer.Option("--arrivals", metavar="poisson|constant|gamma:CV", help="How they arrive. (default: poisson)"),
+        typer.Option(
+            "--arrivals",
+            metavar="poisson|constant|gamma:CV|trace",
+            help="How they arrive. (default: poisson; a trace as it was recorded, if there is no rate)",
+        ),
+    ] = None,
+    workload_format: Annotated[
+        str | None,
+        typer.Option("--workload-format", metavar="NAME", help=f"Of a trace: {', '.join(FORMATS)}. (default: seen)"),
+    ] = None,
+    trace_speed: Annotated[
+        str | None, typer.Option("--trace-speed", metavar="X", help="Replay a trace X times as fast. (default: 1)")
+    ] = None,
+    trace_start: Annotated[
+        str | None, typer.Option("--trace-start", metavar="TIME", help="Where in a trace to begin. (default: 0)")
+    ] = None,
+    max_requests: Annotated[
+        str | None, typer.Option("--max-requests", metavar="N", help="Use the first N requests of a trace.")
     ] = None,
     endpoint: Annotated[
         str | None,
@@ -103,6 +121,10 @@ def verify(
             time_limit_s=_seconds(time_limit, "--time-limit"),
             arrivals=name,
             burstiness_cv=cv,
+            workload_format=flags.parse_choice(workload_format, "--workload-format", FORMATS),
+            trace_speed=_speed(trace_speed),
+            trace_start_s=_seconds(trace_start, "--trace-start"),
+            max_requests=flags.parse_count(max_requests, "--max-requests"),
             endpoint=flags.parse_choice(endpoint, "--endpoint", get_args(EndpointName)),
             criterion=flags.parse_choice(criterion, "--criterion", get_args(CriterionName)),
             request_timeout_s=_seconds(timeout, "--timeout"),
@@ -160,8 +182,20 @@ def _seconds(text: str | None, flag: str) -> float | None:
     return None if text is None else parse_duration_ms(text, flag) / 1e3
 
 
+def _speed(text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        speed = float(text)
+    except ValueError:
+        speed = 0.0
+    if not 0 < speed < float("inf"):
+        raise UsageError(f"--trace-speed must be a positive number, for example 2, not {text!r}.")
+    return speed
+
+
 def _parse_arrivals(text: str | None) -> tuple[str | None, float | None]:
-    if text is None or text in ("poisson", "constant"):
+    if text is None or text in ("poisson", "constant", "trace"):
         return text, None
     name, colon, number = text.partition(":")
     try:
@@ -169,5 +203,7 @@ def _parse_arrivals(text: str | None) -> tuple[str | None, float | None]:
     except ValueError:
         cv = 0.0
     if name != "gamma" or not 0 < cv < float("inf"):
-        raise UsageError(f"--arrivals must be poisson, constant, or gamma:CV (for example gamma:2), not {text!r}.")
+        raise UsageError(
+            f"--arrivals must be poisson, constant, trace, or gamma:CV (for example gamma:2), not {text!r}."
+        )
     return "gamma", cv

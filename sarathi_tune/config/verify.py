@@ -6,7 +6,7 @@ from typing import Any, Literal
 from sarathi_tune.config.slo import Slo
 from sarathi_tune.errors import UsageError
 
-ArrivalsName = Literal["poisson", "constant", "gamma"]
+ArrivalsName = Literal["poisson", "constant", "gamma", "trace"]
 EndpointName = Literal["auto", "completions", "chat"]
 CriterionName = Literal["every-step", "pooled", "per-request"]
 
@@ -15,7 +15,10 @@ CriterionName = Literal["every-step", "pooled", "per-request"]
 class VerifyConfig:
     """A server and a load. With `rate_per_s` that rate is tried, with `concurrency` a closed loop; with neither, the
     largest rate that meets the objective is searched. `seconds` is the length of one run, `time_limit_s` that of a
-    search. `vocab_size` bounds the token ids of prompts; 30,000 is below every common vocabulary."""
+    search. `vocab_size` bounds the token ids of prompts; 30,000 is below every common vocabulary.
+
+    `arrivals` None are those of the workload: a trace is replayed at its times unless a rate or a concurrency is given,
+    anything else comes at Poisson times. The fields of the trace stand in for those of a workload file."""
 
     target: str
     slo: Slo
@@ -26,12 +29,16 @@ class VerifyConfig:
     seconds: float = 30.0
     time_limit_s: float = 300.0
     tolerance: float = 0.05
-    arrivals: ArrivalsName = "poisson"
+    arrivals: ArrivalsName | None = None
     burstiness_cv: float = 1.0
     endpoint: EndpointName = "auto"
     criterion: CriterionName = "every-step"
     request_timeout_s: float = 600.0
     stall_timeout_s: float = 60.0
+    workload_format: str | None = None
+    trace_speed: float | None = None
+    trace_start_s: float | None = None
+    max_requests: int | None = None
     #: None: as many processes as the expected streams need.
     workers: int | None = None
     vocab_size: int = 30_000
@@ -44,6 +51,17 @@ class VerifyConfig:
         if self.vocab_size < 256:
             raise UsageError(f"--vocab must be at least 256, not {self.vocab_size}.")
 
+    @property
+    def trace_overrides(self) -> dict[str, Any]:
+        """What the command line says about the trace, as fields of its options."""
+        fields = {
+            "format": self.workload_format,
+            "speed": self.trace_speed,
+            "start_s": self.trace_start_s,
+            "max_requests": self.max_requests,
+        }
+        return {name: value for name, value in fields.items() if value is not None}
+
     def as_dict(self) -> dict[str, Any]:
         """The settings as they stand in a result document."""
         return {
@@ -54,6 +72,7 @@ class VerifyConfig:
             "tolerance": self.tolerance,
             "arrivals": self.arrivals,
             "burstiness_cv": self.burstiness_cv if self.arrivals == "gamma" else None,
+            "trace": self.trace_overrides or None,
             "criterion": self.criterion,
             "request_timeout_s": self.request_timeout_s,
             "stall_timeout_s": self.stall_timeout_s,

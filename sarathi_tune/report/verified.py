@@ -108,7 +108,7 @@ def _print_basis(verification: Verification, console: Console) -> None:
         given += [] if server.get("token_prompts") else ["prompts as words"]
         facts.append(("model", ", ".join(given)))
     if "name" in workload:
-        facts.append(("workload", str(workload["name"])))
+        facts.append(("workload", _workload_fact(verification)))
     if verification.point is not None:
         seen = verification.point.validity.facts
         facts.append(
@@ -119,6 +119,15 @@ def _print_basis(verification: Verification, console: Console) -> None:
             )
         )
     print_facts("Rests on", facts, console)
+
+
+def _workload_fact(verification: Verification) -> str:
+    workload = verification.workload
+    trace = workload.get("trace")
+    if not trace:
+        return str(workload["name"])
+    how = ", at the times of the recording" if verification.settings.get("arrivals") == "trace" else ""
+    return f"{workload['name']}, {trace['requests']:,} requests of a trace ({trace['format']}){how}"
 
 
 def _notices(verification: Verification) -> Iterable[Notice]:

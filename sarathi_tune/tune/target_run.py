@@ -1,9 +1,7 @@
 """`sarathi-tune verify`: load on a live server at one rate, or the search for the largest rate that meets the SLO."""
 
 import os
-import random
 import time
-from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -15,16 +13,15 @@ from sarathi_tune.goodput.objective import shortfalls
 from sarathi_tune.goodput.passing import pass_probability, queue_growth_ms
 from sarathi_tune.goodput.search import search_capacity
 from sarathi_tune.goodput.verified import FoundCapacity, Point, Verification, VerifiedVerdict, common_detail
-from sarathi_tune.loadgen.inprocess import LoadProgress, TimedRequest, timed
+from sarathi_tune.loadgen.inprocess import LoadProgress, TimedRequest
 from sarathi_tune.loadgen.latency import event_views, failure_of, summarise
 from sarathi_tune.loadgen.overlap import estimate_stalls
 from sarathi_tune.loadgen.record import LoadResult, RequestRecord
-from sarathi_tune.notices import Notice, close_call, short_verification
+from sarathi_tune.notices import Notice, close_call
 from sarathi_tune.report.progress import Phase, Ui
+from sarathi_tune.tune.target_load import MIN_REQUESTS, LoadSource, Schedule, settle_arrivals
 from sarathi_tune.units import format_ms
-from sarathi_tune.workload.arrivals import closed_loop, constant, gamma, poisson_exactly
 from sarathi_tune.workload.load import load_workload
-from sarathi_tune.workload.spec import RequestSpec, Workload
 
 if TYPE_CHECKING:
     from sarathi_tune.loadgen.http.client import HttpSettings
@@ -36,10 +33,11 @@ DECIDED = (0.1, 0.9)
 _MAX_RUNS_PER_POINT = 3
 #: A queue that grew by this much within a run only grows.
 _MAX_GROWTH_MS = 2000.0
-_MIN_REQUESTS = 12
 #: What a search follows behind the end of a point's sending; what isn't done then is missed.
 _DRAIN_S = 60.0
 _IDLE_WAIT_S = 15.0
+#: How often a server that broke requests off is looked at before it counts as gone.
+_LOOKS_BEHIND = 3
 #: The context length that is assumed where the server names none.
 _ANY_LENGTH = 1 << 20
 
@@ -55,7 +53,8 @@ def run_verification(config: VerifyConfig, ui: Ui, environment: Mapping[str, str
     from sarathi_tune.loadgen.http.wire import Timeouts
 
     target = parse_target(config.target, os.environ if environment is None else environment)
-    workload = load_workload(config.workload)
+    workload = load_workload(config.workload, config.trace_overrides)
+    config = settle_arrivals(config, workload)
     timeouts = Timeouts(
         first_byte_s=config.request_timeout_s,
         between_reads_s=config.stall_timeout_s,
@@ -68,7 +67,9 @@ def run_verification(config: VerifyConfig, ui: Ui, environment: Mapping[str, str
             endpoint=None if config.endpoint == "auto" else config.endpoint,
             timeouts=replace(timeouts, first_byte_s=min(60.0, config.request_timeout_s)),
         )
-    return _Verifier(config, target, facts, workload, timeouts, ui).run()
+    max_model_len = facts.max_model_len or _ANY_LENGTH
+    source = LoadSource(config, workload.fit_to_context(max_model_len), max_model_len)
+    return _Verifier(config, target, facts, source, timeouts, ui, notices=source.notices).run()
 
 
 class _TimeUpError(Exception):
@@ -80,16 +81,14 @@ class _Verifier:
     config: VerifyConfig
     target: "Target"
     facts: "ServerFacts"
-    workload: Workload
+    source: LoadSource
     timeouts: Any
     ui: Ui
+    notices: list[Notice]
     points: list[Point] = field(default_factory=list)
-    notices: list[Notice] = field(default_factory=list)
     #: Seconds that one request takes alone; the rate to start from and the number of streams follow from it.
     alone_s: float = 1.0
     workers: int = 1
-    num_runs: int = 0
-    salt: random.Random = field(default_factory=random.SystemRandom)
 
     def run(self) -> Verification:
         from sarathi_tune.loadgen.http.worker import LoadInterrupted
@@ -100,6 +99,8 @@ class _Verifier:
                 return self._judge_one(self._closed_loop(self.config.concurrency))
             if self.config.rate_per_s is not None:
                 return self._judge_one(self._open_loop(self.config.rate_per_s, drain_s=self.config.request_timeout_s))
+            if self.source.is_replay:
+                return self._judge_one(self._replay())
             return self._search()
         except LoadInterrupted as interrupted:
             if any(record.sent_s is not None for record in interrupted.result.records):
@@ -112,7 +113,7 @@ class _Verifier:
         """One request by itself: warms the server up with a prompt of its own, and says how long one takes."""
         settings = self._settings(drain_s=self.config.request_timeout_s, workers=0)
         with self.ui.phase("One request alone"):
-            result = self._load(self._requests((0.0,)), settings, None)
+            result = self._load(self.source.requests(self.source.alone()), settings, None)
         record = result.records[0]
         if failure_of(record) not in (None, "short_output"):
             raise TargetError(
@@ -144,7 +145,7 @@ class _Verifier:
         end_s = time.monotonic() + config.time_limit_s
 
         def ask(rate_per_s: float, _attempt: int) -> bool:
-            expected_s = max(config.seconds, _MIN_REQUESTS / rate_per_s) + self.alone_s
+            expected_s = max(config.seconds, MIN_REQUESTS / rate_per_s) + self.alone_s
             if self.points and time.monotonic() + expected_s > end_s:
                 raise _TimeUpError
             return self._decide(rate_per_s, end_s)
@@ -206,30 +207,33 @@ class _Verifier:
         return point.is_met
 
     def _open_loop(self, rate_per_s: float, *, drain_s: float) -> Point:
-        count = max(1, round(rate_per_s * max(self.config.seconds, min(_MIN_REQUESTS, 3) / rate_per_s)))
-        if count < _MIN_REQUESTS and self.num_runs == 1:
-            self.notices.append(short_verification(count, _MIN_REQUESTS, count / rate_per_s))
-        times = self._arrivals(rate_per_s, count)
-        return self._run(rate_per_s, times, self._settings(drain_s=drain_s, stop_after_s=count / rate_per_s))
+        schedule = self.source.open_loop(rate_per_s)
+        return self._run(schedule, self._settings(drain_s=drain_s, stop_after_s=schedule.window_s))
+
+    def _replay(self) -> Point:
+        schedule = self.source.replay()
+        settings = self._settings(drain_s=self.config.request_timeout_s, stop_after_s=schedule.window_s)
+        return self._run(schedule, settings)
 
     def _closed_loop(self, concurrency: int) -> Point:
         # more than can be answered: each stream at the pace of a request alone, and a first one to fill the slots
-        count = concurrency * (2 + int(self.config.seconds / self.alone_s))
-        settings = self._settings(drain_s=self.config.request_timeout_s, stop_after_s=self.config.seconds)
-        return self._run(None, closed_loop(count), replace(settings, in_flight=concurrency))
+        schedule = self.source.closed_loop(concurrency * (2 + int(self.config.seconds / self.alone_s)))
+        settings = self._settings(drain_s=self.config.request_timeout_s, stop_after_s=schedule.window_s)
+        return self._run(schedule, replace(settings, in_flight=concurrency))
 
-    def _run(self, rate_per_s: float | None, times: Sequence[float | None], settings: "HttpSettings") -> Point:
+    def _run(self, schedule: Schedule, settings: "HttpSettings") -> Point:
         """Run once, and once more with more processes if this one was the client's fault and there are cores left."""
         from sarathi_tune.loadgen.http.worker import workers_for
 
+        rate_per_s = schedule.rate_per_s
         streams = self.config.concurrency or 2.0 * (rate_per_s or 1.0) * self.alone_s
         most = workers_for(float("inf"))
         self.workers = self.config.workers or max(self.workers, workers_for(streams))
         while True:
             self._wait_until_idle()
             name = "Closed loop" if rate_per_s is None else f"{rate_per_s:.3g} req/s"
-            with self.ui.phase(name, len(times)) as phase:
-                result = self._load(self._requests(times), replace(settings, workers=self.workers), phase)
+            with self.ui.phase(name, len(schedule.times_s)) as phase:
+                result = self._load(self.source.requests(schedule), replace(settings, workers=self.workers), phase)
             point = self._point(rate_per_s, result)
             is_client = point.validity.is_client_limited and self.config.workers is None
             if not is_client or self.workers >= most:
@@ -263,33 +267,8 @@ class _Verifier:
         if rate_per_s is not None and growth_ms > _MAX_GROWTH_MS:
             misses += (f"the queue only grew: TTFT rose by {format_ms(growth_ms)} within the run",)
         probability = 0.0 if growth_ms > _MAX_GROWTH_MS else pass_probability(result.counted, slo, criterion)
-        validity = check_http_run(result, report, views, allow_prefix_hits=not self.workload.sharing.is_none)
-        return Point(rate_per_s, self.num_runs, result, report, views, validity, misses, probability)
-
-    def _requests(self, times: Sequence[float | None]) -> tuple[TimedRequest, ...]:
-        """Fresh requests of the workload. Lengths follow the seed; prompts are new in every run, so that no cache knows
-        them, and what they share among each other they still share."""
-        self.num_runs += 1
-        vocab_size = self.config.vocab_size
-        draw = self.workload.draw(
-            self.config.seed + 7919 * self.num_runs,
-            len(times),
-            vocab_size=vocab_size,
-            max_model_len=self.facts.max_model_len or _ANY_LENGTH,
-        )
-        for notice in draw.notices:
-            if notice.code not in {known.code for known in self.notices}:
-                self.notices.append(notice)
-        shift = self.salt.randrange(vocab_size)
-        return timed([_shifted(spec, shift, vocab_size) for spec in draw.requests], times)
-
-    def _arrivals(self, rate_per_s: float, count: int) -> tuple[float, ...]:
-        seed = self.config.seed + 104_729 * self.num_runs
-        if self.config.arrivals == "constant":
-            return constant(rate_per_s, n=count)
-        if self.config.arrivals == "gamma":
-            return gamma(rate_per_s, self.config.burstiness_cv, seed, n=count)
-        return poisson_exactly(rate_per_s, seed, count)
+        validity = check_http_run(result, report, views, allow_prefix_hits=self.source.workload.shares_prompts)
+        return Point(rate_per_s, self.source.num_runs, result, report, views, validity, misses, probability)
 
     def _settings(
         self, *, drain_s: float, stop_after_s: float | None = None, workers: int | None = None
@@ -311,23 +290,27 @@ class _Verifier:
             time.sleep(0.25)
 
     def _gone(self, point: Point) -> str | None:
-        """Why the server can't be used any more, if it can't: asked only when requests broke off."""
+        """Why the server can't be used any more, if it can't: asked only when requests broke off, and more than once,
+        because a server that fails now and then isn't gone."""
         from sarathi_tune.loadgen.http.probe import probe
         from sarathi_tune.loadgen.http.wire import Timeouts
 
         broken = {"connect", "truncated", "timeout", "http_5xx"} & set(point.report.counts.failures)
         if not broken:
             return None
-        try:
-            probe(
-                self.target,
-                model=self.facts.dialect.model,
-                endpoint=self.facts.dialect.endpoint,
-                timeouts=Timeouts(connect_s=5.0, first_byte_s=30.0, between_reads_s=10.0, request_s=30.0),
-            )
-        except TargetError as error:
-            return str(error)
-        return None
+        stall_s = min(10.0, self.config.stall_timeout_s)
+        limits = Timeouts(connect_s=5.0, first_byte_s=30.0, between_reads_s=stall_s, request_s=30.0)
+        why = None
+        for _ in range(_LOOKS_BEHIND):
+            try:
+                probe(
+                    self.target, model=self.facts.dialect.model, endpoint=self.facts.dialect.endpoint, timeouts=limits
+                )
+            except TargetError as error:
+                why = str(error)
+            else:
+                return None
+        return why
 
     def _failed(self, why: str, decisive: int) -> Verification:
         return self._verification("failed", why, decisive)
@@ -350,15 +333,11 @@ class _Verifier:
             decisive=decisive if decisive is not None or not self.points else len(self.points) - 1,
             capacity=capacity,
             server=self.facts.as_dict(),
-            workload=self.workload.as_dict(),
+            workload=self.source.workload.as_dict(),
             settings=self.config.as_dict(),
             notices=tuple(self.notices),
             is_complete=is_complete,
         )
-
-
-def _shifted(spec: RequestSpec, shift: int, vocab_size: int) -> RequestSpec:
-    return replace(spec, prompt=array("i", [(token + shift) % vocab_size for token in spec.prompt]))
 
 
 def _joined(first: LoadResult, second: LoadResult) -> LoadResult:

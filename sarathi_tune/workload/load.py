@@ -1,21 +1,25 @@
-"""Reading a workload: a name from workloads/, a YAML file, or `fixed:PROMPT:OUTPUT`."""
+"""Reading a workload: a name from workloads/, a YAML file, a recorded trace, or `fixed:PROMPT:OUTPUT`."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from reprlib import repr  # bounded: a few lines of YAML can mean gigabytes
 from typing import Any
 
 from sarathi_tune.errors import DocumentError, UsageError
-from sarathi_tune.units import MAX_TOKENS
+from sarathi_tune.units import MAX_TOKENS, parse_duration_ms
 from sarathi_tune.workload.lengths import Empirical, Fixed, Lengths, Lognormal, Uniform
 from sarathi_tune.workload.sharing import Sharing
-from sarathi_tune.workload.spec import Workload
+from sarathi_tune.workload.spec import Workload, mixed, of_trace
+from sarathi_tune.workload.traces.reading import FORMATS, TraceOptions, is_trace, read_trace
 
 #: The top-level workloads/ directory, which is packaged as this package's data.
 _DIRECTORY = Path(__file__).parent / "data"
 
-_TOP_FIELDS = {"name", "description", "provenance", "prompt", "output", "total_cap", "prefix", "turns"}
+_ABOUT = {"name", "description", "provenance"}
+_TOP_FIELDS = _ABOUT | {"prompt", "output", "total_cap", "prefix", "turns"}
+_TRACE_FIELDS = {"file", "format", "start", "speed", "max_requests", "block_tokens", "tokenizer", "output_tokens"}
 _CLAMPS = {"min", "max"}
 #: What each kind of distribution may be given by, beside the clamps.
 _PARAMETERS: dict[str, tuple[frozenset[str], ...]] = {
@@ -31,21 +35,36 @@ def workload_names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in _DIRECTORY.glob("*.yaml")))
 
 
-def load_workload(name_or_path: str) -> Workload:
-    """The workload called `chat`, in the file `mine.yaml`, or of the shape `fixed:768:64`.
+def load_workload(name_or_path: str, overrides: Mapping[str, Any] | None = None) -> Workload:
+    """The workload called `chat`, in the file `mine.yaml`, of the shape `fixed:768:64`, or the trace `azure.csv`, with
+    its format before it where that can't be told (`azure:requests.txt`).
 
-    Raises UsageError for an unknown name, DocumentError (with file and field) for a file that can't be used.
+    `overrides` are fields of TraceOptions that the command line gives. Raises UsageError for an unknown name, and for
+    overrides where there is no trace, DocumentError (with file and field) for a file that can't be used.
     """
+    wanted = dict(overrides or {})
+    format_name, colon, rest = name_or_path.partition(":")
+    if colon and format_name in FORMATS:
+        return _trace(Path(rest), TraceOptions(**{"format": format_name, **wanted}))
+    if is_trace(name_or_path) or (wanted.get("format") and not name_or_path.endswith((".yaml", ".yml"))):
+        return _trace(Path(name_or_path), TraceOptions(**wanted))
+    workload = _load_described(name_or_path, wanted)
+    if wanted and workload.trace is None:
+        raise UsageError(f"Workload {name_or_path!r} is no trace, so it has no format, speed or start of its own.")
+    return workload
+
+
+def _load_described(name_or_path: str, overrides: Mapping[str, Any]) -> Workload:
     if name_or_path.startswith("fixed:"):
         return _fixed(name_or_path)
     if name_or_path in workload_names():
         return read_workload(_DIRECTORY / f"{name_or_path}.yaml")
     path = Path(name_or_path)
     if name_or_path.strip() and (path.suffix in (".yaml", ".yml") or _is_there(path)):
-        return read_workload(path)
+        return read_workload(path, overrides)
     raise UsageError(
-        f"There is no workload {name_or_path!r}: name one of {', '.join(workload_names())}, a YAML file, "
-        "or fixed:PROMPT:OUTPUT in tokens, for example fixed:768:64."
+        f"There is no workload {name_or_path!r}: name one of {', '.join(workload_names())}, a YAML file, a trace "
+        "(.csv, .jsonl or .json), or fixed:PROMPT:OUTPUT in tokens, for example fixed:768:64."
     )
 
 
@@ -56,7 +75,7 @@ def _is_there(path: Path) -> bool:
         return False
 
 
-def read_workload(path: Path) -> Workload:
+def read_workload(path: Path, overrides: Mapping[str, Any] | None = None) -> Workload:
     """The workload in a YAML file. Raises DocumentError, naming the file and the field."""
     import yaml  # here, because the start of the program must not wait for it
 
@@ -70,12 +89,16 @@ def read_workload(path: Path) -> Workload:
     except (ValueError, RecursionError) as error:
         # Numbers of thousands of digits, dates that aren't, and lists nested thousands deep.
         raise DocumentError(f"Workload file {path} can't be read: {error}.") from error
-    return parse_workload(document, str(path))
+    return parse_workload(document, str(path), overrides)
 
 
-def parse_workload(document: object, source: str) -> Workload:
+def parse_workload(document: object, source: str, overrides: Mapping[str, Any] | None = None) -> Workload:
     """The workload in a parsed document; `source` is the file's name for messages. Raises DocumentError."""
     fields = _mapping(document, source, "")
+    if "trace" in fields:
+        return _recorded(fields, source, overrides or {})
+    if "mix" in fields:
+        return _mixture(fields, source)
     _refuse_unknown(fields, _TOP_FIELDS, source, "")
     for required in ("name", "prompt", "output"):
         if required not in fields:
@@ -93,6 +116,62 @@ def parse_workload(document: object, source: str) -> Workload:
     if workload.total_cap is not None and smallest > workload.total_cap:
         raise _error(source, "total_cap", f"is {workload.total_cap}, and the shortest request has {smallest} tokens")
     return workload
+
+
+def _recorded(fields: Mapping[str, Any], source: str, overrides: Mapping[str, Any]) -> Workload:
+    """`trace: {file: azure.csv, speed: 2}`; the file is looked for beside the one that names it."""
+    _refuse_unknown(fields, _ABOUT | {"trace"}, source, "")
+    given = _mapping(fields["trace"], source, "trace")
+    _refuse_unknown(given, _TRACE_FIELDS, source, "trace.")
+    for name in ("file", "format", "start", "tokenizer"):
+        if name in given and not isinstance(given[name], str):
+            raise _error(source, f"trace.{name}", f"must be text, not {repr(given[name])}")
+    if "file" not in given:
+        raise _error(source, "trace.file", "is missing")
+    options: dict[str, Any] = {
+        name: _tokens(given[name], source, f"trace.{name}", "requests" if name == "max_requests" else "tokens")
+        for name in ("max_requests", "block_tokens", "output_tokens")
+        if name in given
+    }
+    if "format" in given:
+        if given["format"] not in FORMATS:
+            what = f"must be one of {', '.join(FORMATS)}, not {repr(given['format'])}"
+            raise _error(source, "trace.format", what)
+        options["format"] = given["format"]
+    if "start" in given:
+        options["start_s"] = parse_duration_ms(given["start"], f"Workload file {source}: field 'trace.start'") / 1e3
+    if "speed" in given:
+        options["speed"] = _number(given["speed"], source, "trace.speed")
+    directory = Path(source).parent
+    if "tokenizer" in given:
+        options["tokenizer"] = directory / given["tokenizer"]
+    workload = _trace(directory / given["file"], TraceOptions(**{**options, **overrides}))
+    about: dict[str, Any] = {name: _text(fields, name, source) for name in sorted(_ABOUT & set(fields))}
+    return replace(workload, **about)
+
+
+def _trace(path: Path, options: TraceOptions) -> Workload:
+    trace = read_trace(path, options)
+    return of_trace(trace, path.name, f"The requests of a recorded trace, in format {trace.format}.", str(path.name))
+
+
+def _mixture(fields: Mapping[str, Any], source: str) -> Workload:
+    """`mix: {chat: 0.6, code: 0.4}`: workloads by their names, each with its share of the requests."""
+    _refuse_unknown(fields, _ABOUT | {"mix"}, source, "")
+    shares = _mapping(fields["mix"], source, "mix")
+    parts = []
+    for name, share in shares.items():
+        if name not in workload_names() and not str(name).startswith("fixed:"):
+            known = ", ".join(workload_names())
+            raise _error(source, f"mix.{name}", f"is no workload; name one of {known}, or fixed:PROMPT:OUTPUT")
+        part = load_workload(str(name))
+        if part.shares_prompts or part.parts:
+            raise _error(source, f"mix.{name}", "can't be mixed: its prompts share tokens, or it is a mixture itself")
+        parts.append((_number(share, source, f"mix.{name}"), part))
+    if len(parts) < 2:
+        raise _error(source, "mix", "must name at least two workloads")
+    about = {name: _text(fields, name, source) for name in sorted(_ABOUT)}
+    return mixed(parts=tuple(parts), **about)
 
 
 def _sharing(fields: Mapping[str, Any], source: str) -> Sharing:

@@ -14,10 +14,13 @@ from typing import Any
 
 from sarathi_tune.errors import UsageError
 from sarathi_tune.notices import Notice, prompts_clamped
-from sarathi_tune.workload.lengths import Lengths
+from sarathi_tune.workload.lengths import Empirical, Fixed, Lengths
 from sarathi_tune.workload.sharing import Message, Sharing, conversation_prompts
+from sarathi_tune.workload.trace import Trace
 
 _GRID = 4096
+#: Points by which the distribution of a trace or a mixture is described.
+_QUANTILES = 512
 #: No two prompts of a draw share their first page; 16 is the smallest page the engine is used with.
 _PAGE_TOKENS = 16
 
@@ -55,6 +58,8 @@ class Workload:
     first, and the output only where it alone would break the cap.
 
     `prompt` is what a request adds; where prompts share a prefix or a conversation (`sharing`), that stands before it.
+    With `parts`, each request comes from one of them, as often as its share says; with a `trace`, requests are the
+    recorded ones. `prompt` and `output` are then the distributions that come of it.
     """
 
     name: str
@@ -64,13 +69,24 @@ class Workload:
     description: str = ""
     provenance: str = ""
     sharing: Sharing = field(default_factory=Sharing)
+    parts: tuple[tuple[float, "Workload"], ...] = ()
+    trace: Trace | None = None
+
+    @property
+    def shares_prompts(self) -> bool:
+        """Whether a prefix cache finds something of one prompt in another."""
+        return not self.sharing.is_none or (self.trace is not None and self.trace.shares_prompts)
 
     def fit_to_context(self, max_model_len: int) -> "Workload":
         """This workload under the model's context length.
 
         Raises UsageError when the median prompt doesn't fit beside the shortest output: more than half of the prompts
-        would be cut, and what is left isn't this workload.
+        would be cut, and what is left isn't this workload. Requests of a trace are never cut; those that don't fit are
+        left out.
         """
+        if self.trace is not None:
+            trace = self.trace.fit(self.name, max_model_len)
+            return self if trace is self.trace else of_trace(trace, self.name, self.description, self.provenance)
         median = self._history_tokens((self.sharing.turns - 1) / 2) + self.prompt.quantile(0.5)
         shortest = self.output.shortest
         if self.total_cap is not None:
@@ -87,9 +103,15 @@ class Workload:
 
     def lengths_at(self, prompt_level: float, output_level: float, turn: int = 0) -> tuple[int, int]:
         """(prompt, output) tokens of the request at these quantile levels, the total cap applied. Behind `turn` earlier
-        turns it repeats as much as they have on average."""
-        prompt, output = self.prompt.quantile(prompt_level), self.output.quantile(output_level)
-        prompt += self._history_tokens(turn)
+        turns it repeats as much as they have on average. A trace has whole requests, in the order of their prompts."""
+        if self.trace is not None:
+            return self.trace.at(prompt_level)
+        if self.parts:
+            prompt_level, part = _part(self.parts, prompt_level)
+            prompt, output = part.lengths_at(prompt_level, output_level)
+        else:
+            prompt, output = self.prompt.quantile(prompt_level), self.output.quantile(output_level)
+            prompt += self._history_tokens(turn)
         if self.total_cap is not None and prompt + output > self.total_cap:
             output = min(output, self.total_cap - 1)
             prompt = min(prompt, self.total_cap - output)
@@ -136,6 +158,10 @@ class Workload:
         Raises UsageError when the workload doesn't fit into `max_model_len`.
         """
         fitted = self.fit_to_context(max_model_len)
+        if fitted.trace is not None:
+            return fitted.draw_rows(
+                Random(f"{seed}/rows").randrange(len(fitted.trace.rows)), seed, n, vocab_size, first_id
+            )
         if not self.sharing.is_none:
             return self._draw_shared(fitted, seed, n, vocab_size, first_id)
         levels = Random(f"{seed}/lengths")
@@ -152,6 +178,17 @@ class Workload:
             for index, (prompt, (_, output)) in enumerate(zip(prompts, lengths, strict=True))
         )
         return Draw(requests, num_clamped, notices)
+
+    def draw_rows(self, first: int, seed: int, n: int, vocab_size: int | None, first_id: int = 0) -> Draw:
+        """`n` requests of the trace from its number `first` on, as they were recorded; the seed is that of the tokens.
+        The workload has been fitted to the model's context."""
+        trace = self.trace
+        assert trace is not None, "only a trace has rows"
+        requests = tuple(
+            RequestSpec(first_id + index, prompt, trace.row(first + index).output_tokens)
+            for index, prompt in enumerate(trace.prompts(seed, first, n, vocab_size))
+        )
+        return Draw(requests, notices=trace.notices)
 
     def _history_tokens(self, turns: float) -> int:
         """Tokens before what a request adds: the prefix, and so many earlier turns of average length."""
@@ -194,7 +231,48 @@ class Workload:
             "mean_output_tokens": round(self.mean_output_tokens, 1),
             "prompt_tokens": {f"p{level * 100:g}": self.quantile_prompt(level) for level in levels},
             "output_tokens": {f"p{level * 100:g}": self.quantile_output(level) for level in levels},
+            **({"trace": self.trace.as_dict()} if self.trace is not None else {}),
         }
+
+
+def of_trace(trace: Trace, name: str, description: str = "", provenance: str = "") -> Workload:
+    """A trace as a workload."""
+    prompts, outputs = (
+        Empirical(points=_points(sorted(lengths)))
+        for lengths in zip(*((row.prompt_tokens, row.output_tokens) for row in trace.rows), strict=True)
+    )
+    return Workload(name, prompts, outputs, None, description, provenance, trace=trace)
+
+
+def mixed(
+    name: str, parts: tuple[tuple[float, Workload], ...], description: str = "", provenance: str = ""
+) -> Workload:
+    """Several workloads at once, each with its share of the requests."""
+    whole = sum(share for share, _ in parts)
+    parts = tuple((share / whole, part) for share, part in parts)
+    blank = Workload(name, Fixed(tokens=1), Fixed(tokens=1), parts=parts)
+    prompts, outputs = (Empirical(points=_points(sorted(lengths))) for lengths in zip(*_pairs(blank), strict=True))
+    return Workload(name, prompts, outputs, None, description, provenance, parts=parts)
+
+
+def _part(parts: tuple[tuple[float, Workload], ...], level: float) -> tuple[float, Workload]:
+    """The part that a level falls to, and the level within that part."""
+    low = 0.0
+    for share, part in parts[:-1]:
+        if level < low + share:
+            return _open((level - low) / share), part
+        low += share
+    share, part = parts[-1]
+    return min(1.0 - 2.0**-53, _open((level - low) / share)), part
+
+
+def _points(lengths: list[int]) -> tuple[tuple[float, float], ...]:
+    """The quantile function of sorted lengths, by at most a few hundred of them."""
+    last = len(lengths) - 1
+    if not last:
+        return ((0.0, lengths[0]), (1.0, lengths[0]))
+    count = min(last, _QUANTILES)
+    return tuple((index / count, lengths[round(index / count * last)]) for index in range(count + 1))
 
 
 @lru_cache(maxsize=32)

@@ -15,12 +15,12 @@ from tests.cli.running import ROOT, Ended, run
 from tests.loadgen.http.openai_server import always, first_then, healthy, only_completions, openai_server, silent
 from tests.loadgen.http.servers import STREAM_HEAD, Answer, Line, Seen, chunk, fails, free_port, text_event, whole
 
-QUICK = ("--workload", "fixed:32:12", "--workers", "1", "--stall-timeout", "500ms", "--timeout", "3s")
+QUICK = ("--workload", "fixed:32:12", "--workers", "1", "--stall-timeout", "15s", "--timeout", "30s")
 
 
 def verify(url: str, *arguments: str | Path) -> Ended:
     # a wide objective: on a busy machine the client's own lateness must stay below 5 % of it
-    return run("verify", "--target", url, "--slo-itl", "400ms", *QUICK, *arguments)
+    return run("verify", "--target", url, "--slo-itl", "4s", *QUICK, *arguments)
 
 
 def document_of(ended: Ended) -> dict[str, Any]:
@@ -48,10 +48,10 @@ def test_an_objective_that_is_met(tmp_path: Path) -> None:
 
 
 def test_an_objective_that_is_missed() -> None:
-    with openai_server(healthy(gap_of=lambda number: 0.005 if number < 4 else 0.45)) as (url, _):
-        ended = verify(url, "--workload", "fixed:32:3", "--rate", "40", "--seconds", "1s")
+    with openai_server(healthy(gap_of=lambda number: 0.005 if number < 4 else 4.1)) as (url, _):
+        ended = verify(url, "--workload", "fixed:32:2", "--rate", "40", "--seconds", "1s")
     assert ended.code == 1, ended
-    assert ended.out.splitlines()[0] == "p99 ITL 400 ms is missed at 40 req/s."
+    assert ended.out.splitlines()[0] == "p99 ITL 4000 ms is missed at 40 req/s."
     assert "p99 ITL" in ended.out.splitlines()[1]
 
 
@@ -69,18 +69,17 @@ def test_a_ttft_that_is_missed() -> None:
     assert "p99 TTFT 20.0 ms" in ended.out
 
 
-@pytest.mark.xfail(reason="known fault: the closed loop opens one connection more than it should", strict=False)
 def test_a_closed_loop() -> None:
     with openai_server() as (url, log):
         ended = verify(url, "--concurrency", "4", "--seconds", "1s", "--json", "-")
     assert ended.code == 0, ended
     assert document_of(ended)["points"][0]["rate_per_s"] is None
     # the probe, the request alone and the look at the metrics have one each
-    assert log.connections <= 4 + 3
+    assert log.connections == 4 + 3
 
 
 def test_the_search_finds_what_the_server_can_do() -> None:
-    # one slot of 25 ms: 40 requests per second, and a queue beyond
+    # one slot of 50 ms: 20 requests per second, and a queue beyond
     busy = {"until_s": 0.0}
 
     async def answer(seen: Seen, line: Line) -> None:
@@ -89,19 +88,21 @@ def test_the_search_finds_what_the_server_can_do() -> None:
             return
         now_s = time.monotonic()
         start_s = max(now_s, busy["until_s"])
-        busy["until_s"] = start_s + 0.025
+        busy["until_s"] = start_s + 0.05
         queue_s = start_s - now_s
         await healthy(first_s=0.002 + queue_s, gap_s=0.002)(seen, line)
 
     with openai_server(answer) as (url, _):
         ended = verify(
             url,
+            "--workload",
+            "fixed:32:24",
             "--slo-ttft",
-            "150ms",
+            "300ms",
             "--seconds",
             "1s",
             "--time-limit",
-            "9s",
+            "20s",
             "--arrivals",
             "constant",
             "--json",
@@ -109,7 +110,7 @@ def test_the_search_finds_what_the_server_can_do() -> None:
         )
     assert ended.code == 0, ended
     found = document_of(ended)
-    assert found["capacity"]["rate_per_s"] == pytest.approx(40, rel=0.3)
+    assert found["capacity"]["rate_per_s"] == pytest.approx(20, rel=0.35)
     assert len(found["points"]) >= 2
     assert found["decisive"] is not None
     assert found["points"][found["decisive"]]["rate_per_s"] == found["capacity"]["rate_per_s"]
@@ -143,10 +144,8 @@ BROKEN: list[tuple[Answer, str]] = [
 def test_a_server_that_cannot_be_used(answer: Answer, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SARATHI_TUNE_API_KEY", "sk-secret")
     with openai_server(answer) as (url, _):
-        started_s = time.monotonic()
-        ended = verify(url, "--rate", "10", "--quiet")
+        ended = verify(url, "--rate", "10", "--timeout", "2s", "--quiet")
     assert ended.code == 6, ended
-    assert time.monotonic() - started_s < 8
     assert ended.out == ""
     assert words in ended.err
     assert ended.err.count("\n") == 1, "one sentence"
@@ -166,7 +165,6 @@ def test_a_model_that_is_not_there() -> None:
     assert (ended.code, "it serves tiny" in ended.err) == (6, True)
 
 
-@pytest.mark.xfail(reason="known fault: one request is counted apart", strict=False)
 def test_a_server_that_dies_in_the_run() -> None:
     async def dead(_seen: Seen, line: Line) -> None:
         line.reset()
@@ -184,10 +182,10 @@ def test_a_server_that_dies_in_the_run() -> None:
     assert counts["failures"] == {"connect": 29}
 
 
-@pytest.mark.xfail(reason="known fault: failures end the run with 6 where 1 is meant", strict=False)
 def test_failures_count_as_missed_while_the_server_lives() -> None:
     async def answer(seen: Seen, line: Line) -> None:
-        is_load = 4 <= seen.number < 44  # before and after it the server is healthy
+        # the first look at the server behind the run meets a stall too: one more failure, and no proof that it is gone
+        is_load = seen.number >= 4
         if is_load and seen.number % 10 == 0:
             await line.send(fails("503 Service Unavailable", "overloaded"))
         elif is_load and seen.number % 10 == 5:
@@ -197,13 +195,42 @@ def test_failures_count_as_missed_while_the_server_lives() -> None:
             await healthy()(seen, line)
 
     with openai_server(answer) as (url, _):
-        ended = verify(url, "--rate", "40", "--seconds", "1s", "--json", "-")
+        ended = verify(url, "--rate", "40", "--seconds", "1s", "--stall-timeout", "3s", "--json", "-")
     assert ended.code == 1, ended
     found = document_of(ended)
     assert found["verdict"] == "missed"
     failures = found["points"][0]["latency"]["requests"]["failures"]
     assert failures == {"http_5xx": 4, "timeout": 4}
     assert "failed or were not sent" in found["why"]
+
+
+def test_a_trace_is_replayed_at_its_times(tmp_path: Path) -> None:
+    trace = tmp_path / "t.jsonl"
+    rows = [{"timestamp": 100 * i, "input_length": 20 + i, "output_length": 12} for i in range(40)]
+    trace.write_text("\n".join(json.dumps(row) for row in rows))
+    with openai_server() as (url, _):
+        ended = verify(url, "--workload", trace, "--trace-speed", "2", "--max-requests", "30", "--json", "-")
+    assert ended.code == 0, ended
+    found = document_of(ended)
+    assert (found["settings"]["arrivals"], found["workload"]["trace"]["requests"]) == ("trace", 30)
+    (point,) = found["points"]
+    assert point["rate_per_s"] == pytest.approx(20), "30 requests and as many gaps of 50 ms"
+    assert [row["intended_s"] for row in point["requests"]] == pytest.approx([0.05 * i for i in range(30)])
+    assert [row["prompt_tokens_asked"] for row in point["requests"]] == [20 + i for i in range(30)]
+    assert [row["prompt_tokens_got"] for row in point["requests"]] == [20 + i for i in range(30)]
+
+
+def test_the_pattern_of_a_trace_at_another_rate(tmp_path: Path) -> None:
+    trace = tmp_path / "t.csv"
+    trace.write_text(
+        "Timestamp,Model,Request tokens,Response tokens\n" + "".join(f"{3600 * i},m,32,12\n" for i in range(30))
+    )
+    with openai_server() as (url, _):
+        arguments = ("--workload", trace, "--arrivals", "trace", "--rate", "40", "--seconds", "1s", "--json", "-")
+        ended = verify(url, *arguments)
+    assert ended.code == 0, ended
+    rows = document_of(ended)["points"][0]["requests"]
+    assert [row["intended_s"] for row in rows] == pytest.approx([0.025 * i for i in range(40)]), "and begins again"
 
 
 def test_ctrl_c_writes_what_there_is(tmp_path: Path) -> None:
@@ -218,11 +245,11 @@ def test_ctrl_c_writes_what_there_is(tmp_path: Path) -> None:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
-        deadline_s = time.monotonic() + 20
+        deadline_s = time.monotonic() + 60
         while len(log.requests) < 10 and time.monotonic() < deadline_s:
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=60)
     assert process.returncode == 130, (out, err)
     assert b"Traceback" not in err
     found = json.loads(target_file.read_text())
@@ -242,6 +269,11 @@ def test_ctrl_c_writes_what_there_is(tmp_path: Path) -> None:
         (("--target", "h:1", "--slo-itl", "50ms", "--rate", "0"), "--rate"),
         (("--target", "h:1", "--slo-itl", "50ms", "--rate", "1", "--concurrency", "2"), "not both"),
         (("--target", "h:1", "--slo-itl", "50ms", "--arrivals", "gamma"), "gamma:CV"),
+        (("--target", "h:1", "--slo-itl", "50ms", "--arrivals", "trace"), "has none"),
+        (("--target", "h:1", "--slo-itl", "50ms", "--trace-speed", "2"), "is no trace"),
+        (("--target", "h:1", "--slo-itl", "50ms", "--trace-speed", "-1"), "--trace-speed must be a positive number"),
+        (("--target", "h:1", "--slo-itl", "50ms", "--workload-format", "excel"), "--workload-format must be one of"),
+        (("--target", "h:1", "--slo-itl", "50ms", "--workload", "no.csv"), "Trace no.csv can't be read: No such file"),
         (("--target", "h:1", "--slo-itl", "50ms", "--endpoint", "embeddings"), "--endpoint must be one of"),
         (("--target", "h:1", "--slo-itl", "50ms", "--seconds", "5"), "--seconds"),
         (("--target", "h:1", "--slo-itl", "50ms", "--vocab", "12"), "--vocab"),
