@@ -7,6 +7,7 @@ import typer
 
 from sarathi_tune.cli import options as flags
 from sarathi_tune.cli.edge import edge
+from sarathi_tune.cli.launch import EngineFlags, launch_config, run_launch
 from sarathi_tune.cli.output import STDOUT, check_target, emit_document
 from sarathi_tune.config.verify import CriterionName, EndpointName, VerifyConfig
 from sarathi_tune.errors import ExitCode, InterruptedRunError, UsageError
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from sarathi_tune.goodput.verified import Verification
 
 _USAGE = "say what to promise, for example sarathi-tune verify --target http://127.0.0.1:8000 --slo-itl 50ms"
+_ENGINE: dict[str, Any] = {"rich_help_panel": "A server that is started here"}
 _CODES = {
     "met": ExitCode.MET,
     "missed": ExitCode.MISSED,
@@ -102,18 +104,44 @@ def verify(
         str | None,
         typer.Option("--save-vllm", metavar="FILE", help="Also write it as `vllm bench serve --save-result` does."),
     ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option("--engine", metavar="vllm", help="Start the server instead, once for each budget.", **_ENGINE),
+    ] = None,
+    budgets: Annotated[
+        str | None,
+        typer.Option("--budgets", metavar="N,N,...", help="To start with; 'default' leaves the flag out.", **_ENGINE),
+    ] = None,
+    engine_command: Annotated[
+        str | None,
+        typer.Option("--engine-command", metavar="COMMAND", help="(default: 'vllm serve')", **_ENGINE),
+    ] = None,
+    start_timeout: Annotated[
+        str | None,
+        typer.Option("--start-timeout", metavar="TIME", help="To become ready. (default: 600s)", **_ENGINE),
+    ] = None,
+    out: Annotated[
+        str | None, typer.Option("--out", metavar="DIR", help="Where the server's logs are kept.", **_ENGINE)
+    ] = None,
+    extra: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- ARGUMENT...]", help="More arguments for the server.")
+    ] = None,
     json_target: flags.JsonTarget = None,
     quiet: flags.Quiet = False,
 ) -> ExitCode:
-    """Load a live server at a rate, or search the largest rate that meets the objective."""
-    if target is None:
-        raise UsageError("--target is missing: name the server, for example --target http://127.0.0.1:8000")
+    """Load a live server at a rate, or search the largest rate that meets the objective.
+
+    With --engine the server is started here, once for each budget: verify --engine vllm --model DIR --budgets
+    256,default --slo-itl 50ms --rate 1 -- --max-num-seqs 32
+    """
+    typed = EngineFlags(engine, engine_command, budgets, start_timeout, out, tuple(extra or ()))
+    _check_subject(target, typed, save_vllm)
     name, cv = _parse_arrivals(arrivals)
     config = VerifyConfig(
-        target=target,
+        target=target or "",
         slo=flags.parse_slo(slo_itl, slo_ttft, _USAGE),
         **flags.given(
-            model=model,
+            model=None if engine else model,
             workload=workload,
             rate_per_s=flags.parse_rate(rate),
             concurrency=flags.parse_count(concurrency, "--concurrency"),
@@ -134,6 +162,8 @@ def verify(
             seed=flags.parse_count(seed, "--seed", smallest=0),
         ),
     )
+    if engine is not None:
+        return run_launch(launch_config(typed, config, model), _CODES, json_target, quiet=quiet)
     check_target(json_target)
     check_target(save_vllm)
     if save_vllm == STDOUT:
@@ -146,6 +176,21 @@ def verify(
     if not verification.is_complete:
         raise InterruptedRunError("Interrupted; what had come until then is in the result.")
     return _CODES[verification.verdict]
+
+
+def _check_subject(target: str | None, typed: EngineFlags, save_vllm: str | None) -> None:
+    """A server that is there, or one that is started; not both, and not neither."""
+    if typed.engine is None:
+        if target is None:
+            raise UsageError("--target is missing: name the server, for example --target http://127.0.0.1:8000")
+        if typed.names:
+            raise UsageError(
+                f"{typed.names[0]} is for a server that is started here: add --engine vllm, or leave it out."
+            )
+    elif target is not None:
+        raise UsageError("Give --target or --engine, not both: one names a running server, the other starts one.")
+    elif save_vllm is not None:
+        raise UsageError("--save-vllm is for a single run: use it with --target.")
 
 
 def _emit(

@@ -1,0 +1,304 @@
+"""What each load generator makes of the same streams: events per second, and per second of its CPU time.
+
+    python scripts/compare_clients.py --tokenizer MODEL_DIR --vllm VENV/bin/vllm --guidellm VENV/bin/guidellm
+
+A server that does nothing but emit events runs in a process of its own. Each client takes `--streams` answers at once,
+of `--events` events each, twice: with few events and with many. The difference of the two runs leaves the client's
+start, its imports and its requests out; what remains is what an event costs it, in CPU time of all its processes.
+
+    paced   every stream gets 20 events a second. Events per CPU second is how many one core could take
+    flood   events as fast as the client takes them, on this machine with the server beside it
+
+Prints a table in Markdown, and one line of JSON at the end.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+PACE_PER_S = 20.0
+FLOOD_BATCH = 16
+
+
+# -- the server
+
+
+class Emitter:
+    """All streams under way, and what was written to them."""
+
+    def __init__(self, pace_per_s: float | None) -> None:
+        self.pace_per_s = pace_per_s
+        self.streams: list[Stream] = []
+        self.events = 0
+        self.first_s = self.last_s = 0.0
+
+    async def run(self) -> None:
+        due_s = time.perf_counter()
+        while True:
+            if self.pace_per_s is None:
+                await asyncio.sleep(0 if self.streams else 0.002)
+            else:
+                due_s += 1 / self.pace_per_s
+                await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
+            for stream in self.streams:
+                self.emit(stream)
+            self.streams = [stream for stream in self.streams if stream.left]
+
+    def emit(self, stream: "Stream") -> None:
+        for _ in range(1 if self.pace_per_s else FLOOD_BATCH):
+            if stream.is_full or not stream.left:
+                return
+            stream.left -= 1
+            self.events += 1
+            self.last_s = time.perf_counter()
+            self.first_s = self.first_s or self.last_s
+            stream.transport.write(stream.event(is_last=not stream.left))
+
+    def stats(self) -> bytes:
+        took_s = self.last_s - self.first_s
+        report = {"events": self.events, "seconds": took_s}
+        self.events, self.first_s, self.last_s = 0, 0.0, 0.0
+        return json.dumps(report).encode()
+
+
+class Stream:
+    """One answer."""
+
+    def __init__(self, transport: asyncio.Transport, body: dict[str, Any], is_chat: bool) -> None:
+        self.transport, self.is_full = transport, False
+        self.total = self.left = int(body.get("max_tokens") or body.get("max_completion_tokens") or 1)
+        self.has_usage = bool((body.get("stream_options") or {}).get("include_usage"))
+        self.is_continuous = bool((body.get("stream_options") or {}).get("continuous_usage_stats"))
+        self.content = b'"delta":{"content":" a"}' if is_chat else b'"text":" a"'
+        self.kind = b"chat.completion.chunk" if is_chat else b"text_completion"
+
+    def event(self, *, is_last: bool) -> bytes:
+        finish = b'"length"' if is_last else b"null"
+        usage = self.usage(self.total - self.left) if self.is_continuous else b""
+        head = b'data: {"id":"c-1","object":"%b","created":1,"model":"m",' % self.kind
+        data = head + b'"choices":[{"index":0,%b,"finish_reason":%b}]' % (self.content, finish)
+        events = data + usage + b"}\n\n"
+        if is_last:
+            if self.has_usage:
+                events += head + b'"choices":[]' + self.usage(self.total) + b"}\n\n"
+            events += b"data: [DONE]\n\n"
+        return b"%x\r\n%b\r\n" % (len(events), events) + (b"0\r\n\r\n" if is_last else b"")
+
+    def usage(self, count: int) -> bytes:
+        return b',"usage":{"prompt_tokens":8,"completion_tokens":%d,"total_tokens":%d}' % (count, count + 8)
+
+
+class Peer(asyncio.Protocol):
+    """A client's connection."""
+
+    def __init__(self, emitter: Emitter) -> None:
+        self.emitter, self.received = emitter, b""
+        self.stream: Stream | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        if self.stream is not None:
+            self.stream.left = 0
+
+    def pause_writing(self) -> None:
+        if self.stream is not None:
+            self.stream.is_full = True
+
+    def resume_writing(self) -> None:
+        if self.stream is not None:
+            self.stream.is_full = False
+
+    def data_received(self, data: bytes) -> None:
+        self.received += data
+        head, found, rest = self.received.partition(b"\r\n\r\n")
+        if not found:
+            return
+        first, *rows = head.decode("latin-1").split("\r\n")
+        headers = {name.lower(): value.strip() for name, _, value in (row.partition(":") for row in rows)}
+        size = int(headers.get("content-length", "0"))
+        if len(rest) < size:
+            return
+        self.received = rest[size:]
+        path = first.split(" ")[1]
+        if path.startswith("/v1/") and path.endswith("completions"):
+            self.transport.write(
+                b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+            )
+            self.stream = Stream(self.transport, json.loads(rest[:size]), "chat" in path)
+            self.emitter.streams.append(self.stream)
+            return
+        models = {"object": "list", "data": [{"id": "m", "object": "model", "max_model_len": 1 << 20}]}
+        body = self.emitter.stats() if path == "/stats" else json.dumps(models if path == "/v1/models" else {}).encode()
+        self.transport.write(
+            b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+        )
+
+
+async def serve(pace_per_s: float | None) -> None:
+    emitter = Emitter(pace_per_s)
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: Peer(emitter), "127.0.0.1", 0, backlog=2048)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await emitter.run()
+
+
+# -- the clients
+
+
+@dataclass(frozen=True)
+class Load:
+    """So many answers at once, of so many events each."""
+
+    url: str
+    streams: int
+    events: int
+    options: argparse.Namespace
+    scratch: Path
+
+
+def ours(load: Load) -> list[str]:
+    return [sys.executable, __file__, "--drive", load.url, str(load.streams), str(load.events)]
+
+
+def drive(url: str, streams: int, events: int) -> None:
+    """sarathi-tune's client, in one worker process."""
+    from sarathi_tune.loadgen.http.client import HttpSettings
+    from sarathi_tune.loadgen.http.openai import Dialect
+    from sarathi_tune.loadgen.http.target import parse_target
+    from sarathi_tune.loadgen.http.worker import run_http_load
+    from sarathi_tune.loadgen.inprocess import TimedRequest
+    from sarathi_tune.loadgen.latency import failure_of
+    from sarathi_tune.workload.spec import RequestSpec
+
+    requests = [TimedRequest(RequestSpec(index, range(8), events), 0.0) for index in range(streams)]
+    settings = HttpSettings(workers=1, stop_after_s=1.0, drain_s=500.0)
+    result = run_http_load(parse_target(url), Dialect("m"), requests, settings)
+    assert not any(failure_of(record) for record in result.records), "every stream ends well"
+    assert sum(len(record.token_s) for record in result.records) == streams * events
+
+
+def vllm(load: Load) -> list[str]:
+    return [
+        *(load.options.vllm, "bench", "serve", "--backend", "openai", "--base-url", load.url),
+        *("--endpoint", "/v1/completions", "--model", "m", "--tokenizer", load.options.tokenizer),
+        *("--dataset-name", "random", "--random-input-len", "8", "--random-output-len", str(load.events)),
+        *("--num-prompts", str(load.streams), "--request-rate", "inf", "--ignore-eos", "--disable-tqdm"),
+        *("--ready-check-timeout-sec", "0"),
+    ]
+
+
+def guidellm(load: Load) -> list[str]:
+    return [
+        *(load.options.guidellm, "run", "--disable-console"),
+        *("--backend", f"kind=openai_http,target={load.url},model=m,request_format=/v1/completions"),
+        *("--profile", f"kind=concurrent,streams={load.streams}"),
+        *("--constraint", f"kind=max_requests,count={load.streams}"),
+        *("--tokenizer", f"kind=huggingface_auto,model={load.options.tokenizer}"),
+        *("--data", f"kind=synthetic_text,prompt_tokens=8,output_tokens={load.events}"),
+        *("--output", f"kind=json,path={load.scratch / 'guidellm.json'}"),
+    ]
+
+
+CLIENTS = {"sarathi-tune": ours, "vllm bench serve": vllm, "guidellm": guidellm}
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one run of a client took."""
+
+    events: int
+    seconds: float
+    cpu_s: float
+
+
+def run(name: str, load: Load) -> Run:
+    """Run a client. Raises RuntimeError when it fails, or leaves events that nobody wanted."""
+    urllib.request.urlopen(f"{load.url}/stats").read()
+    before = os.times()
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run(CLIENTS[name](load), capture_output=True, text=True, check=False, env=environment)
+    after = os.times()
+    if done.returncode:
+        raise RuntimeError(f"{name} failed:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
+    stats = json.load(urllib.request.urlopen(f"{load.url}/stats"))
+    cpu_s = after.children_user + after.children_system - before.children_user - before.children_system
+    return Run(stats["events"], stats["seconds"], cpu_s)
+
+
+def measure(mode: str, options: argparse.Namespace, scratch: Path) -> Iterator[dict[str, Any]]:
+    """The clients, one after the other, against a server in one mode."""
+    server = subprocess.Popen([sys.executable, __file__, "--serve", mode], stdout=subprocess.PIPE, text=True)
+    try:
+        assert server.stdout is not None
+        url = f"http://127.0.0.1:{server.stdout.readline().strip()}"
+        for name in options.clients.split(","):
+            yield row(name, mode, url, options, scratch)
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def row(name: str, mode: str, url: str, options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
+    few, many = options.events // 5, options.events
+    if mode == "flood":
+        few, many = 10 * few, 10 * many
+    short = run(name, Load(url, options.streams, few, options, scratch))
+    long = run(name, Load(url, options.streams, many, options, scratch))
+    more = long.events - short.events
+    return {
+        "client": name,
+        "mode": mode,
+        "events": long.events,
+        "asked": options.streams * many,
+        "events_per_s": long.events / long.seconds,
+        "events_per_cpu_s": more / (long.cpu_s - short.cpu_s),
+        "us_per_event": (long.cpu_s - short.cpu_s) / more * 1e6,
+    }
+
+
+def main(arguments: Sequence[str]) -> None:
+    if arguments[:1] == ["--serve"]:
+        asyncio.run(serve(None if arguments[1] == "flood" else PACE_PER_S))
+        return
+    if arguments[:1] == ["--drive"]:
+        drive(arguments[1], int(arguments[2]), int(arguments[3]))
+        return
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tokenizer", required=True)
+    parser.add_argument("--vllm", default="vllm")
+    parser.add_argument("--guidellm", default="guidellm")
+    parser.add_argument("--clients", default=",".join(CLIENTS))
+    parser.add_argument("--streams", type=int, default=100)
+    parser.add_argument("--events", type=int, default=200)
+    parser.add_argument("--modes", default="paced,flood")
+    options = parser.parse_args(arguments)
+    print("| mode | client | events (asked) | events/s | events per CPU second | CPU per event |")
+    print("|---|---|---|---|---|---|")
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for found in chain.from_iterable(measure(mode, options, Path(folder)) for mode in options.modes.split(",")):
+            rows.append(found)
+            print(
+                f"| {found['mode']} | {found['client']} | {found['events']:,} ({found['asked']:,}) | "
+                f"{found['events_per_s']:,.0f} | {found['events_per_cpu_s']:,.0f} | {found['us_per_event']:.0f} µs |",
+                flush=True,
+            )
+    print(json.dumps(rows))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

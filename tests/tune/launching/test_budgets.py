@@ -1,0 +1,159 @@
+"""`verify --engine vllm` as a whole, with a stand-in for vLLM: what is started is measured, and gone afterwards."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.running import ROOT, Ended, run
+
+FAKE = Path(__file__).with_name("fake_vllm.py")
+COMMAND = f"{sys.executable} {FAKE} serve"
+LOAD = ("--workload", "fixed:32:12", "--rate", "30", "--seconds", "1s", "--workers", "1")
+
+
+def arguments(folder: Path, budgets: str, *extra: str, slo: str = "600ms") -> list[str]:
+    return [
+        *("verify", "--engine", "vllm", "--engine-command", COMMAND, "--model", "tiny", "--budgets", budgets),
+        *("--slo-itl", slo, "--out", str(folder / "out"), "--json", str(folder / "found.json"), *LOAD),
+        *("--", "--pids", str(folder / "pids"), *extra),
+    ]
+
+
+def compare(folder: Path, budgets: str, *extra: str) -> Ended:
+    return run(*arguments(folder, budgets, *extra))
+
+
+def found(folder: Path) -> dict[str, Any]:
+    document = json.loads((folder / "found.json").read_text())
+    assert isinstance(document, dict)
+    return document
+
+
+def pids(folder: Path) -> list[int]:
+    return [int(word) for word in (folder / "pids").read_text().split()]
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
+def wait_for(condition: Callable[[], bool], limit_s: float = 60.0) -> bool:
+    end_s = time.monotonic() + limit_s
+    while not condition() and time.monotonic() < end_s:
+        time.sleep(0.05)
+    return condition()
+
+
+def test_two_budgets_side_by_side(tmp_path: Path) -> None:
+    # gaps of 10 ms and of 0.7 s
+    ended = compare(tmp_path, "100,7k")
+    assert ended.code == 0, ended
+    assert ended.out.splitlines()[0].startswith("Budget 100 meets p99 ITL 600 ms")
+    assert "7,168 misses it" in ended.out.splitlines()[0]
+    document = found(tmp_path)
+    assert (document["schema"], document["verdict"], document["best"]) == ("sarathi-tune/budgets", "met", 0)
+    good, bad = document["runs"]
+    assert [good["verdict"], bad["verdict"]] == ["met", "missed"]
+    assert good["command"][-4:] == ["--max-num-batched-tokens", "100", "--pids", str(tmp_path / "pids")]
+    itl = good["verification"]["points"][0]["latency"]["itl"]
+    assert 10 <= itl["p50_ms"] < 600
+    assert "loading tiny" in Path(good["log"]).read_text()
+    assert len(pids(tmp_path)) == 4
+    assert not any(is_alive(pid) for pid in pids(tmp_path)), "servers and their children are gone"
+
+
+def test_the_default_is_the_server_without_the_flag(tmp_path: Path) -> None:
+    ended = compare(tmp_path, "default")
+    assert ended.code == 0, ended
+    (only,) = found(tmp_path)["runs"]
+    assert only["budget_tokens"] is None
+    assert "--max-num-batched-tokens" not in only["command"]
+    assert only["verification"]["points"][0]["latency"]["itl"]["p50_ms"] >= 204.8
+
+
+def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
+    ended = compare(tmp_path, "100", "--fail")
+    assert ended.code == 6, ended
+    said = " ".join(ended.err.split())
+    assert "ended with exit code 3 before it was ready (ValueError: max_num_batched_tokens is too small)" in said
+    assert str(tmp_path / "out") in said.replace(" ", "")
+    (only,) = found(tmp_path)["runs"]
+    assert (only["verdict"], only["verification"]) == ("failed", None)
+
+
+def test_a_server_that_never_gets_ready_is_stopped(tmp_path: Path) -> None:
+    typed = arguments(tmp_path, "100", "--mute")
+    typed[typed.index("--") : typed.index("--")] = ["--start-timeout", "3s"]
+    ended = run(*typed)
+    assert ended.code == 6, ended
+    assert "was not ready within 3 s (loading tiny)" in " ".join(ended.err.split())
+    assert not any(is_alive(pid) for pid in pids(tmp_path))
+
+
+def test_a_server_that_dies_under_load_leaves_a_row_and_the_next_budget_runs(tmp_path: Path) -> None:
+    ended = compare(tmp_path, "100,120", "--die-after", "10")
+    assert ended.code == 6, ended
+    runs = found(tmp_path)["runs"]
+    assert [row["verdict"] for row in runs] == ["failed", "failed"]
+    assert "ended with exit code 9 while it was measured (RuntimeError: engine core died)" in runs[0]["failure"]
+    assert not any(is_alive(pid) for pid in pids(tmp_path)), "the child of a server that died is ended as well"
+
+
+def test_a_server_that_ignores_sigterm_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sarathi_tune.tune.launching.server.GRACE_S", 0.5)
+    ended = compare(tmp_path, "100", "--stubborn")
+    assert ended.code == 0, ended
+    assert not any(is_alive(pid) for pid in pids(tmp_path))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_an_interrupted_run_leaves_no_server(tmp_path: Path, number: signal.Signals) -> None:
+    typed = arguments(tmp_path, "100")
+    typed[typed.index("--seconds") + 1] = "300s"
+    command = [sys.executable, "-m", "sarathi_tune", *typed]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, env=env, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert wait_for((tmp_path / "pids").exists)
+        assert wait_for(lambda: len((tmp_path / "pids").read_text().split()) == 2)
+        process.send_signal(number)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == (130 if number == signal.SIGINT else -9), err
+    assert b"Traceback" not in err
+    assert wait_for(lambda: not any(is_alive(pid) for pid in pids(tmp_path))), "the keeper has ended them"
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        (("--engine", "sglang", "--model", "m"), "--engine must be one of vllm"),
+        (("--engine", "vllm"), "--model is missing"),
+        (("--engine", "vllm", "--model", "m"), "--budgets is missing"),
+        (("--engine", "vllm", "--model", "m", "--budgets", "64,64"), "names a budget twice"),
+        (("--engine", "vllm", "--model", "m", "--budgets", "64,x"), "--budgets 'x' is not a token count"),
+        (("--engine", "vllm", "--model", "m", "--target", "h:1"), "not both"),
+        (("--engine", "vllm", "--model", "m", "--budgets", "64", "--", "--port", "80"), "--port can't stand behind"),
+        (("--engine", "vllm", "--model", "m", "--budgets", "64", "--engine-command", "no-such-x"), "can't be started"),
+        (("--target", "h:1", "--budgets", "64"), "--budgets is for a server that is started here"),
+        (("--target", "h:1", "stray"), "'stray' is for a server"),
+    ],
+)
+def test_what_can_be_typed_wrong(
+    typed: tuple[str, ...], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    front, behind = (typed[: typed.index("--")], typed[typed.index("--") :]) if "--" in typed else (typed, ())
+    ended = run("verify", "--slo-itl", "50ms", *front, *behind)
+    assert (ended.code, ended.out) == (2, "")
+    assert words in ended.err
