@@ -7,7 +7,20 @@ from typing import Annotated, NoReturn
 import typer
 
 from sarathi_tune import __version__
-from sarathi_tune.cli import compare, derive, doctor, kernels, profile, report, selftest, serve, sweep, tune, verify
+from sarathi_tune.cli import (
+    compare,
+    derive,
+    doctor,
+    kernels,
+    outside,
+    profile,
+    report,
+    selftest,
+    serve,
+    sweep,
+    tune,
+    verify,
+)
 from sarathi_tune.cli import options as flags
 from sarathi_tune.cli.edge import edge, open_missing_streams, unwritten
 from sarathi_tune.errors import ExitCode, UsageError
@@ -16,7 +29,8 @@ from sarathi_tune.runtime.parallel.place import Place, end_with_parent
 _HELP = (
     "The token budget for your LLM server: measured, derived from an SLO, verified.\n\n"
     "Without a command: measure this machine, derive --max-num-batched-tokens from the p99 inter-token-latency "
-    "objective, and verify it. For example: sarathi-tune --slo-itl 20ms"
+    "objective, and verify it. For example: sarathi-tune --slo-itl 20ms\n\n"
+    "With --target URL: do so for a server that runs already, over HTTP."
 )
 _EPILOG = (
     "Exit codes: 0 met, 1 missed, 2 usage, 3 infeasible, 4 inconclusive, 5 out of memory, 6 target failed, "
@@ -56,6 +70,10 @@ def main_job(
     slo_itl: flags.SloItl = None,
     slo_ttft: flags.SloTtft = None,
     overhead: flags.Overhead = None,
+    target: Annotated[
+        str | None,
+        typer.Option("--target", metavar="URL", help="Measure this running server instead, from outside."),
+    ] = None,
     model: flags.Model = None,
     workload: flags.WorkloadName = None,
     max_num_seqs: flags.MaxNumSeqs = None,
@@ -96,6 +114,18 @@ def main_job(
     if context.invoked_subcommand is not None:
         _refuse_before(context.invoked_subcommand, arguments)
         return None
+    if target is not None:
+        outside.refuse_meaningless(arguments)
+        remote = outside.build_config(
+            target,
+            objective=(slo_itl, slo_ttft, overhead),
+            subject=(model, workload),
+            load=(max_num_seqs, context_tokens, prefix),
+            time_limit=time_limit,
+            seed=seed,
+            out=out,
+        )
+        return outside.tune_outside(remote, json_target=json_target, quiet=quiet, dry_run=dry_run)
     config = tune.build_config(
         objective=(slo_itl, slo_ttft, overhead),
         subject=(model, workload),

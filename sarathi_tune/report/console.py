@@ -15,6 +15,7 @@ from rich.text import Text
 
 from sarathi_tune.report.figures import count_figure, ms_figure, percent_figure, rate_figure
 from sarathi_tune.report.glyphs import Glyphs, glyphs_for
+from sarathi_tune.report.outside import running_now, seen_facts
 from sarathi_tune.report.plot import EDGE, step_plot
 from sarathi_tune.report.result import Advice, FitError, Latency, Neighbour, Result, RuleOfThumb, Run
 from sarathi_tune.report.wording import Headline, headline, in_reach, run_verdict, serve_line, why_title
@@ -36,6 +37,8 @@ def print_result(result: Result, console: Console) -> None:
     _print_why(result, console)
     _print_plot(result, console, glyphs)
     _print_neighbours(result.advice, console, glyphs)
+    if result.server is not None:
+        print_facts("The server as it runs", list(seen_facts(result.server)), console)
     _print_runs(result, console, glyphs)
     _print_basis(result, console)
     print_notices(result.notices, console, glyphs)
@@ -63,6 +66,9 @@ def print_notices(notices: Iterable[Mapping[str, str]], console: Console, glyphs
 def _print_verdict(result: Result, console: Console) -> None:
     verdict: Headline = headline(result)
     console.print(Text(verdict.text, style=_STYLE[verdict.tone]))
+    now = running_now(result)
+    if now is not None:
+        print_prose(Text(now), console, indent=0)
     for line in in_reach(result):
         console.print(Text(line))
     to_paste = serve_line(result)

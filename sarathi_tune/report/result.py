@@ -186,6 +186,51 @@ class PhaseTime:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptAlone:
+    """The median time to the first token of a prompt on the idle server."""
+
+    tokens: int
+    ttft_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeStep:
+    """The median decode-only step of so many decodes at about that context, of `steps` steps."""
+
+    decodes: int
+    context_tokens: int
+    step_ms: float
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunningServer:
+    """A live server as it was found. `budget_tokens` is the budget it seems to run with (with `is_lower_bound`: at
+    least that), None when it can't be told; `interval_tokens` those that explain `prompts` prompts nearly as well, by
+    `full_steps` full steps; `misfit` the median relative error of the explanation.
+
+    `step_ms`: a full step beside the decodes of the question. `ttft_ms` and `ttft_advised_ms`: of a prompt of
+    `prompt_tokens` that has every chunk for itself, now and with the advised budget.
+    """
+
+    url: str
+    budget_tokens: int | None
+    interval_tokens: tuple[int, int] | None = None
+    is_lower_bound: bool = False
+    misfit: float | None = None
+    full_steps: int = 0
+    prompts: int = 0
+    step_ms: float | None = None
+    prompt_tokens: int | None = None
+    ttft_ms: float | None = None
+    ttft_advised_ms: float | None = None
+    alone: tuple[PromptAlone, ...] = ()
+    decode_steps: tuple[DecodeStep, ...] = ()
+    client_lag_p99_ms: float | None = None
+    has_metrics: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Result:
     """One run. `machine`, `model`, `engine` and `workload` describe what was used, for the reader and for comparing."""
 
@@ -208,6 +253,8 @@ class Result:
     seed: int = 0
     command: str = ""
     created: str = ""
+    #: The live server that was measured over HTTP; None: steps were timed on this machine.
+    server: RunningServer | None = None
     #: The profile that this rests on: a path, relative to `folder` when a run has one.
     profile: str = ""
     #: Where the run keeps its journal, profile and result.

@@ -1,0 +1,232 @@
+"""What was observed, as a profile, an advice and a result. Works from values alone."""
+
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from sarathi_tune.budget.derive import derive
+from sarathi_tune.budget.question import BudgetQuestion, Derivation
+from sarathi_tune.config.outside import OutsideConfig
+from sarathi_tune.config.run import DEFAULT_BUDGET_TOKENS
+from sarathi_tune.loadgen.http.probe import ServerFacts
+from sarathi_tune.measure.profile import Profile
+from sarathi_tune.notices import (
+    Notice,
+    budget_only_bounded,
+    client_starved,
+    steps_miscounted,
+)
+from sarathi_tune.report.build import derived_result
+from sarathi_tune.report.result import DecodeStep, Neighbour, PromptAlone, Result, RunningServer
+from sarathi_tune.stats import median, quantile
+from sarathi_tune.stepmodel.fit import StepModel, fit_step_model
+from sarathi_tune.tune.outside.evidence import SPOILING_SHARE, Exposition, Sent, evidence, others_share
+from sarathi_tune.tune.outside.plan import Question
+from sarathi_tune.tune.outside.rows import FULL, profile_rows, repeat_noise, rounded_context
+from sarathi_tune.tune.outside.running import RunningBudget, infer_budget
+from sarathi_tune.tune.outside.seen import Seen
+from sarathi_tune.tune.outside.steps import Timeline, timeline
+
+#: Where a client's event loop is later than this share of a decode step at p99, its stamps are no times of steps.
+_STARVED, _LEAST_LAG_MS = 0.25, 2.0
+#: A server that answers with more tokens per event than this bundles steps, or drafts tokens ahead.
+_MOST_PER_EVENT = 1.05
+#: With this share of prompts in another number of steps than the budget makes of them, nothing is known about it.
+_MISCOUNTED_TOLD, _MISCOUNTED_SPOILS = 0.1, 0.34
+#: From this misfit of the steps on, no budget explains them.
+_LARGEST_MISFIT = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What a measurement leaves behind. `before` and `after` are empty where the server has no metrics."""
+
+    facts: ServerFacts
+    url: str
+    question: Question
+    seen: Seen
+    before: Exposition
+    after: Exposition
+    sent: Sent
+    lags_ms: tuple[float, ...] = ()
+    tokens_per_event: float | None = None
+    notices: tuple[Notice, ...] = ()
+
+
+def conclude(config: OutsideConfig, observation: Observation) -> tuple[Profile, Result]:
+    """The profile and the result of a measurement."""
+    timelines = [timeline(scene) for scene in observation.seen.scenes]
+    injections = [item for line in timelines for item in line.injections]
+    running = infer_budget(injections)
+    found = [*observation.notices, *_notices(observation, timelines, running)]
+    profile = _profile(observation, timelines, running, found)
+    model = fit_step_model(profile)
+    question = _budget_question(config, observation, running)
+    derivation = derive(profile, model, question)
+    doubt = _doubt(observation, timelines, running)
+    if doubt is not None:
+        derivation = replace(derivation, verdict="inconclusive", budget=None, interval=None, why=doubt)
+    result = derived_result(profile, model, question, derivation, seed=config.seed, command=config.command)
+    advice = replace(result.advice, neighbours=_named(result.advice.neighbours, running))
+    objective = replace(result.objective, ttft_ms=config.slo.ttft_ms)
+    result = replace(result, advice=advice, objective=objective, workload=observation.question.workload.as_dict())
+    return profile, replace(result, server=_server(observation, timelines, running, model, question, derivation))
+
+
+def _profile(
+    observation: Observation, timelines: Sequence[Timeline], running: RunningBudget | None, found: Sequence[Notice]
+) -> Profile:
+    facts = observation.facts
+    full = [noise for line in timelines if line.name == FULL and (noise := repeat_noise(line)) is not None]
+    return Profile(
+        samples=profile_rows(timelines, observation.seen.alone, running),
+        machine={"name": f"behind {observation.url}, seen from {platform.node() or 'here'}"},
+        model={"name": facts.dialect.model, "serve_name": facts.dialect.model},
+        engine={"name": facts.server or "OpenAI-compatible server"} | _engine_facts(observation),
+        notices=tuple(notice.as_dict() for notice in found),
+        noise=full[0] if full else None,
+        max_model_len=facts.max_model_len,
+        source="sarathi-tune --target",
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+
+
+def _engine_facts(observation: Observation) -> dict[str, Any]:
+    facts: dict[str, Any] = {"measured": "over HTTP"}
+    if observation.after.kv_tokens is not None:
+        facts["kv_tokens"] = observation.after.kv_tokens
+    return facts
+
+
+def _budget_question(config: OutsideConfig, observation: Observation, running: RunningBudget | None) -> BudgetQuestion:
+    question = observation.question
+    return BudgetQuestion(
+        slo_itl_ms=config.slo.itl_ms,
+        decodes=question.decodes,
+        context=question.context,
+        prefix=question.prefix,
+        overhead_ms=config.overhead_ms,
+        max_model_len=observation.facts.max_model_len,
+        percentile=config.slo.percentile,
+        reference_prompt_tokens=question.workload.quantile_prompt(0.5),
+        seed=config.seed,
+        default_budget=DEFAULT_BUDGET_TOKENS if running is None else running.budget,
+    )
+
+
+def _notices(observation: Observation, timelines: Sequence[Timeline], running: RunningBudget | None) -> list[Notice]:
+    found = list(evidence(observation.before, observation.after, observation.sent, running))
+    if running is not None and running.is_bound:
+        largest = max(item.num_tokens for line in timelines for item in line.injections)
+        found.append(budget_only_bounded(running.budget, largest))
+    if running is not None and running.miscounted > _MISCOUNTED_TOLD:
+        found.append(steps_miscounted(running.miscounted))
+    lag_ms, step_ms = _lag_ms(observation), _step_ms(timelines)
+    if lag_ms > max(_LEAST_LAG_MS, 0.5 * _STARVED * step_ms):
+        found.append(client_starved(lag_ms, max(_LEAST_LAG_MS, 0.5 * _STARVED * step_ms)))
+    return found
+
+
+def _doubt(observation: Observation, timelines: Sequence[Timeline], running: RunningBudget | None) -> str | None:
+    """Why nothing that was seen can be trusted, with what to do; None when it can."""
+    per_event = observation.tokens_per_event
+    share = others_share(observation.before, observation.after, observation.sent)
+    lag_ms, step_ms = _lag_ms(observation), _step_ms(timelines)
+    if observation.after.speculates or (per_event is not None and per_event > _MOST_PER_EVENT):
+        how = "drafts tokens ahead (speculative decoding)" if observation.after.speculates else "sends several at once"
+        return (
+            f"The server {how}, {per_event or 1.0:.1f} tokens per event: a gap between events is no single decode "
+            "step, so neither steps nor the budget can be told from outside. Measure it with speculation off and "
+            "--stream-interval 1."
+        )
+    if share is not None and share > SPOILING_SHARE:
+        return (
+            f"{share:.0%} of the prompt tokens that the server computed meanwhile were not ours: their chunks lie in "
+            "the same steps. Measure when the server is idle, or a copy of it on the same hardware."
+        )
+    if lag_ms > max(_LEAST_LAG_MS, _STARVED * step_ms):
+        return (
+            f"This client was up to {lag_ms:.1f} ms late (p99) in reading, and a decode step takes {step_ms:.1f} ms: "
+            "run it on another machine than the server, or on one that isn't busy."
+        )
+    if running is None:
+        return "No prompt could be laid beside steady decodes: the streams ended too early. See the server's log."
+    if running.miscounted > _MISCOUNTED_SPOILS or running.error > _LARGEST_MISFIT:
+        return (
+            f"No one budget explains the steps: {running.miscounted:.0%} of the prompts took another number of them, "
+            f"and their times are off by {running.error:.0%} in the median. Other traffic, several engines behind "
+            "one address, or a busy machine look like this: measure a single idle server."
+        )
+    return None
+
+
+def _named(neighbours: Sequence[Neighbour], running: RunningBudget | None) -> tuple[Neighbour, ...]:
+    """The engine's default of a derivation is what runs here."""
+    label = "running now" if running is not None and not running.is_bound else "running now, at least"
+    return tuple(replace(row, label=label) if row.label == "engine default" else row for row in neighbours)
+
+
+def _server(
+    observation: Observation,
+    timelines: Sequence[Timeline],
+    running: RunningBudget | None,
+    model: StepModel,
+    question: BudgetQuestion,
+    derivation: Derivation,
+) -> RunningServer:
+    advised = next((row for row in derivation.neighbours if row.budget == derivation.budget), None)
+    now = next((row for row in derivation.neighbours if running and row.budget == running.budget), None)
+    step_ms = None
+    if running is not None and running.budget > question.decodes:
+        chunk = running.budget - question.decodes
+        step_ms = model.centre_ms(question.decodes, question.decodes * question.context, ((0, chunk),))
+    interval = None
+    if running is not None and running.interval[1] is not None:
+        interval = running.interval[0], running.interval[1]
+    return RunningServer(
+        url=observation.url,
+        budget_tokens=None if running is None else running.budget,
+        interval_tokens=interval,
+        is_lower_bound=running is not None and running.is_bound,
+        misfit=None if running is None else running.error,
+        full_steps=0 if running is None else running.num_full,
+        prompts=0 if running is None else running.num_injections,
+        step_ms=step_ms,
+        prompt_tokens=question.reference_prompt_tokens,
+        ttft_ms=now.ttft_ms if now else None,
+        ttft_advised_ms=advised.ttft_ms if advised else None,
+        alone=_alone(observation),
+        decode_steps=_decode_steps(timelines),
+        client_lag_p99_ms=_lag_ms(observation),
+        has_metrics=bool(observation.after.values),
+    )
+
+
+def _alone(observation: Observation) -> tuple[PromptAlone, ...]:
+    alone = observation.seen.alone
+    return tuple(
+        PromptAlone(tokens, median([item.ttft_ms for item in alone if item.tokens == tokens]))
+        for tokens in sorted({item.tokens for item in alone})
+    )
+
+
+def _decode_steps(timelines: Sequence[Timeline]) -> tuple[DecodeStep, ...]:
+    found = []
+    for line in timelines:
+        if line.plain:
+            context = median([step.context for step in line.plain])
+            times = [step.duration_ms for step in line.plain]
+            step = DecodeStep(line.plain[0].decodes, rounded_context(context), median(times), len(times))
+            found.append(step)
+    return tuple(sorted(found, key=lambda step: (step.decodes, step.context_tokens)))
+
+
+def _lag_ms(observation: Observation) -> float:
+    return quantile(observation.lags_ms, 0.99) if observation.lags_ms else 0.0
+
+
+def _step_ms(timelines: Sequence[Timeline]) -> float:
+    times = [step.duration_ms for line in timelines for step in line.plain]
+    return median(times) if times else 0.0

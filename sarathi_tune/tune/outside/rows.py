@@ -1,0 +1,105 @@
+"""What was seen, as rows of a profile: decode steps, prompts on an idle server, and the hybrid steps that the running
+budget made of prompts beside decodes."""
+
+from collections.abc import Iterator, Sequence
+
+from sarathi_tune.measure.profile import Sample
+from sarathi_tune.measure.shapes import Shape
+from sarathi_tune.stats import median
+from sarathi_tune.tune.outside.running import RunningBudget, chunks_of
+from sarathi_tune.tune.outside.seen import Alone
+from sarathi_tune.tune.outside.steps import Injection, Step, Timeline
+
+#: The scene with the batch that the advice is about.
+FULL = "full"
+#: A prompt of this length shows what a request costs beside its step.
+TINY_TOKENS = 4
+#: The rest of a prompt is a row when the interval of the budget leaves its length this certain.
+_CERTAIN = 0.1
+#: Full chunks of one prompt that become rows; those of a very long prompt say the same many times.
+_MOST_CHUNKS = 12
+#: Steps in a block when a row is set against itself.
+_BLOCK = 5
+
+
+def profile_rows(
+    timelines: Sequence[Timeline], alone: Sequence[Alone], running: RunningBudget | None
+) -> tuple[Sample, ...]:
+    """One row per shape, decode steps first.
+
+    The scatter of steps enters the advice relative to their time, so it must be that of the steps that the advice is
+    about: the full batch's rows have all of their times, the decode row of another scene its median only. A short step
+    of a few streams scatters by the client's milliseconds, which are nothing to a step of many.
+    """
+    times: dict[Shape, list[float]] = {}
+    for line in timelines:
+        if line.name == FULL:
+            for step in line.plain:
+                times.setdefault(Shape(step.decodes, rounded_context(step.context)), []).append(step.duration_ms)
+        elif line.plain:
+            shape = Shape(line.plain[0].decodes, rounded_context(median([step.context for step in line.plain])))
+            times.setdefault(shape, []).append(median([step.duration_ms for step in line.plain]))
+    for shape, time_ms in _prefills(timelines, alone, running):
+        times.setdefault(shape, []).append(time_ms)
+    if running is not None:
+        for line in timelines:
+            for item in line.injections:
+                for shape, step in hybrid_steps(item, running):
+                    times.setdefault(shape, []).append(step.duration_ms)
+    return tuple(Sample(shape, tuple(values)) for shape, values in times.items() if min(values) > 0)
+
+
+def hybrid_steps(item: Injection, running: RunningBudget) -> Iterator[tuple[Shape, Step]]:
+    """The steps of an injection whose content is certain. Only single prompts: a row has one chunk."""
+    width = running.budget - item.decodes
+    if len(item.prompts) != 1 or width < 1:
+        return
+    cut = chunks_of(item.prompts, width)
+    if len(cut) > len(item.steps):
+        return
+    low, high = running.interval
+    doubt = (len(cut) - 1) * ((running.budget if high is None else high) - low)
+    steps = item.steps[len(item.steps) - len(cut) :]
+    for index, (((prefix, count),), step) in enumerate(zip(cut, steps, strict=True)):
+        is_rest = index == len(cut) - 1
+        if (is_rest and doubt > _CERTAIN * count) or (not is_rest and index >= _MOST_CHUNKS):
+            continue
+        yield Shape(item.decodes, rounded_context(step.context), count, prefix), step
+
+
+def request_overhead_ms(timelines: Sequence[Timeline], alone: Sequence[Alone]) -> float | None:
+    """What a request takes besides its step until its first token is here: a tiny prompt on an idle server against a
+    decode step of one stream, which computes about as much. None where either is missing."""
+    tiny = [item.ttft_ms for item in alone if item.tokens <= TINY_TOKENS]
+    single = [step.duration_ms for line in timelines for step in line.plain if step.decodes == 1]
+    return max(0.0, median(tiny) - median(single)) if tiny and single else None
+
+
+def repeat_noise(line: Timeline) -> float | None:
+    """How far the medians of the same decode step differ between two halves of it, taken in turns of a few steps; None
+    with too few of them."""
+    blocks = [line.plain[start : start + _BLOCK] for start in range(0, len(line.plain), _BLOCK)]
+    first, second = ([step.duration_ms for block in part for step in block] for part in (blocks[::2], blocks[1::2]))
+    if min(len(first), len(second)) < 2 * _BLOCK:
+        return None
+    return abs(median(first) - median(second)) / (0.5 * (median(first) + median(second)))
+
+
+def rounded_context(context: float) -> int:
+    """Keys rounded to a few per cent, so that steps of about the same context are one row."""
+    unit = 1
+    while unit * 16 <= context:
+        unit *= 2
+    return max(1, round(context / unit) * unit)
+
+
+def _prefills(
+    timelines: Sequence[Timeline], alone: Sequence[Alone], running: RunningBudget | None
+) -> Iterator[tuple[Shape, float]]:
+    """Prompts on an idle server that fit into one step, less what a request costs besides."""
+    overhead_ms = request_overhead_ms(timelines, alone)
+    if overhead_ms is None or running is None:
+        return
+    for item in alone:
+        if TINY_TOKENS < item.tokens <= running.interval[0]:
+            yield Shape(chunk=item.tokens), item.ttft_ms - overhead_ms

@@ -1,0 +1,136 @@
+"""`sarathi-tune --target` as a whole, over real sockets: a server whose schedule is known, and the built-in one."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sarathi_tune.measure.profile import load_profile
+from sarathi_tune.report.store import load_result, result_from_dict
+from tests.cli.running import Ended, run
+from tests.loadgen.http.servers import free_port
+from tests.tune.outside.stepping import SteppingServer, stepping
+
+QUICK = ("--workload", "fixed:64:32", "--max-num-seqs", "8", "--time-limit", "6s")
+
+
+def tune(url: str, out: Path, *arguments: str | Path) -> Ended:
+    return run("--target", url, "--slo-itl", "40ms", "--out", out, *QUICK, *arguments)
+
+
+def document_of(ended: Ended) -> dict[str, Any]:
+    found = json.loads(ended.out)
+    assert isinstance(found, dict)
+    return found
+
+
+@pytest.mark.parametrize("budget", [128, 300])
+def test_a_known_schedule_is_inferred(budget: int, tmp_path: Path) -> None:
+    with stepping(SteppingServer(budget)) as (url, log):
+        ended = tune(url, tmp_path, "--json", "-")
+    found = document_of(ended)
+    server = found["server"]
+    assert server["is_lower_bound"] is False
+    assert server["budget_tokens"] == pytest.approx(budget, rel=0.15)
+    assert server["has_metrics"] is True
+    prompts = [tuple(seen.body["prompt"]) for seen in log.requests if seen.path == "/v1/completions"]
+    long = [prompt for prompt in prompts if len(prompt) > 16]
+    assert len({prompt[:16] for prompt in long}) == len(long), "no two prompts begin alike"
+    profile = load_profile(Path(found["folder"]) / found["profile"])
+    assert {sample.shape.kind for sample in profile.samples} == {"decode", "prefill", "hybrid"}
+    assert {8, 7} & {sample.shape.decodes for sample in profile.samples}
+    assert load_result(Path(found["folder"]) / "result.json") == result_from_dict(found)
+
+
+def test_a_server_without_metrics_that_runs_fewer_than_asked(tmp_path: Path) -> None:
+    with stepping(SteppingServer(128, max_num_seqs=5, has_metrics=False)) as (url, _):
+        ended = tune(url, tmp_path, "--json", "-")
+    found = document_of(ended)
+    assert found["server"]["has_metrics"] is False
+    assert found["server"]["budget_tokens"] == pytest.approx(128, rel=0.15)
+    assert found["advice"]["max_num_seqs"] == 5
+    assert "server-runs-fewer" in {notice["code"] for notice in found["notices"]}
+
+
+def test_prompts_of_others_make_it_inconclusive(tmp_path: Path) -> None:
+    with stepping(SteppingServer(128, others=0.5)) as (url, _):
+        ended = tune(url, tmp_path)
+    assert ended.code == 4
+    assert ended.out.startswith("Inconclusive")
+    assert "33% of the prompt tokens" in " ".join(ended.out.split())
+    assert "vllm serve" not in ended.out
+
+
+def test_several_tokens_per_event_make_it_inconclusive(tmp_path: Path) -> None:
+    with stepping(SteppingServer(128, tokens_per_event=4)) as (url, _):
+        ended = tune(url, tmp_path)
+    assert ended.code == 4
+    assert "tokens per event" in " ".join(ended.out.split())
+
+
+def test_quiet_prints_the_line_to_paste(tmp_path: Path) -> None:
+    with stepping(SteppingServer(64)) as (url, _):
+        ended = tune(url, tmp_path, "--slo-itl", "5s", "--quiet")
+    assert ended.out.startswith("vllm serve m --max-num-batched-tokens ")
+    assert ended.err == ""
+
+
+def test_a_dry_run_sends_nothing(tmp_path: Path) -> None:
+    with stepping(SteppingServer(64)) as (url, log):
+        ended = tune(url, tmp_path, "--dry-run")
+    assert ended.code == 0
+    assert log.requests == []
+    assert list(tmp_path.iterdir()) == []
+    assert "8 streams" in ended.out
+
+
+def test_a_server_that_is_not_there(tmp_path: Path) -> None:
+    ended = tune(f"http://127.0.0.1:{free_port()}", tmp_path)
+    assert ended.code == 6
+    assert "Nothing listens" in ended.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_server_that_breaks_off_in_the_middle(tmp_path: Path) -> None:
+    server = SteppingServer(64)
+    counted = 0
+    complete = server.complete
+
+    async def breaks(seen: Any, line: Any) -> None:
+        nonlocal counted
+        counted += 1
+        if counted > 12:
+            line.reset()
+            return
+        await complete(seen, line)
+
+    server.complete = breaks  # type: ignore[method-assign]
+    with stepping(server) as (url, _):
+        ended = tune(url, tmp_path)
+    assert ended.code == 6
+    assert "failed while it was measured" in " ".join(ended.err.split())
+    assert "Traceback" not in ended.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--budget", "512"), "--budget can't be used with --target"),
+        (("--device", "cpu", "--threads", "2"), "--device, --threads can't be used with --target"),
+        (("--workload", "nothing-like-it"), "nothing-like-it"),
+        (("--time-limit", "1s"), "at least 5 s"),
+        (("--context", "1m"), "--context 1,048,576 is longer than the server's context"),
+    ],
+)
+def test_what_can_not_be_used_is_refused(arguments: tuple[str, ...], said: str, tmp_path: Path) -> None:
+    with stepping(SteppingServer(64)) as (url, _):
+        ended = tune(url, tmp_path, *arguments)
+    assert ended.code == 2
+    assert said in " ".join(ended.err.split())
+
+
+def test_an_objective_is_needed() -> None:
+    ended = run("--target", "http://127.0.0.1:1")
+    assert ended.code == 2
+    assert "--slo-itl" in ended.err
