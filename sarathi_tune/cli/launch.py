@@ -11,6 +11,7 @@ from sarathi_tune.config.verify import VerifyConfig
 from sarathi_tune.errors import ExitCode, InterruptedRunError, UsageError
 from sarathi_tune.units import parse_duration_ms
 
+DEFAULT, RECOMMENDED = "default", "recommended"
 _USAGE = "for example sarathi-tune verify --engine vllm --model DIR --budgets 256,default --slo-itl 50ms --rate 1"
 
 
@@ -43,10 +44,12 @@ def launch_config(typed: EngineFlags, verify: VerifyConfig, model: str | None) -
     if model is None:
         raise UsageError(f"--model is missing: the model that the server is to load, {_USAGE}.")
     timeout = typed.start_timeout
+    budgets = flags.parse_list(typed.budgets or f"{DEFAULT},{RECOMMENDED}", _budget, "--budgets")
     return LaunchConfig(
         verify=verify,
         model=model,
-        budgets_tokens=flags.parse_list(typed.budgets, _budget, "--budgets"),
+        budgets_tokens=tuple(budget for budget in budgets if budget != RECOMMENDED),
+        recommend=RECOMMENDED in budgets,
         extra=typed.extra,
         **flags.given(
             engine=engine,
@@ -77,8 +80,11 @@ def run_launch(config: LaunchConfig, codes: dict[str, ExitCode], json_target: st
     return codes[comparison.verdict]
 
 
-def _budget(text: str, flag: str) -> int | None:
-    return None if text == "default" else flags.parse_token_count(text, flag)
+def _budget(text: str, flag: str) -> int | str | None:
+    """A number of tokens, None for the server's default, or the word for the one that is derived."""
+    if text in (DEFAULT, RECOMMENDED):
+        return None if text == DEFAULT else RECOMMENDED
+    return flags.parse_token_count(text, flag)
 
 
 def _executable(text: str | None) -> tuple[str, ...] | None:

@@ -110,7 +110,12 @@ def verify(
     ] = None,
     budgets: Annotated[
         str | None,
-        typer.Option("--budgets", metavar="N,N,...", help="To start with; 'default' leaves the flag out.", **_ENGINE),
+        typer.Option(
+            "--budgets",
+            metavar="N,N,...",
+            help="'default' leaves the flag out, 'recommended' is derived at the default. (default: both of these)",
+            **_ENGINE,
+        ),
     ] = None,
     engine_command: Annotated[
         str | None,

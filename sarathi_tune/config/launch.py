@@ -14,11 +14,13 @@ EngineName = Literal["vllm"]
 @dataclass(frozen=True, slots=True)
 class LaunchConfig:
     """A server to start with each of `budgets_tokens` in turn (None: without the flag, at its own default), and the
-    load that each of them gets. `verify.target` is filled in with the server's address."""
+    load that each of them gets. `recommend`: also one that is derived by measuring the server at its default.
+    `verify.target` is filled in with the server's address."""
 
     verify: VerifyConfig
     model: str
     budgets_tokens: tuple[int | None, ...]
+    recommend: bool = False
     engine: EngineName = "vllm"
     executable: tuple[str, ...] = ("vllm", "serve")
     extra: tuple[str, ...] = ()
@@ -26,7 +28,7 @@ class LaunchConfig:
     out_dir: Path = DEFAULT_OUT_DIR
 
     def __post_init__(self) -> None:
-        if not self.budgets_tokens:
-            raise UsageError("--budgets is missing: name the budgets to compare, for example --budgets 256,default.")
+        if not self.budgets_tokens and not self.recommend:
+            raise UsageError("--budgets names nothing: name the budgets to compare, for example --budgets 256,default.")
         if len(set(self.budgets_tokens)) < len(self.budgets_tokens):
             raise UsageError("--budgets names a budget twice.")

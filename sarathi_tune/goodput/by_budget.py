@@ -57,6 +57,25 @@ class BudgetRun:
 
 
 @dataclass(frozen=True, slots=True)
+class Recommendation:
+    """What measuring the server with its default budget advised; its own result lies in `folder`."""
+
+    budget_tokens: int | None
+    verdict: str
+    why: str
+    folder: str | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The recommendation as it stands in a result document."""
+        return {
+            "budget_tokens": self.budget_tokens,
+            "verdict": self.verdict,
+            "why": self.why,
+            "folder": self.folder,
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class BudgetComparison:
     """All runs, in the order in which they were made."""
 
@@ -64,6 +83,7 @@ class BudgetComparison:
     model: str
     slo: Slo
     runs: tuple[BudgetRun, ...]
+    recommendation: Recommendation | None = None
     is_complete: bool = True
 
     @property
@@ -94,6 +114,7 @@ class BudgetComparison:
             "verdict": self.verdict,
             "complete": self.is_complete,
             "best": None if self.best is None else self.runs.index(self.best),
+            "recommendation": self.recommendation.as_dict() if self.recommendation else None,
             "settings": dict(settings),
             "runs": [run.as_dict() for run in self.runs],
         }

@@ -25,6 +25,12 @@ def print_budgets(comparison: BudgetComparison, console: Console) -> None:
         is_best = run is comparison.best
         table.add_row(glyphs.pointer if is_best else "", run.name, *_figures(run), style="bold" if is_best else None)
     console.print(table)
+    recommendation = comparison.recommendation
+    if recommendation is not None:
+        advised = recommendation.budget_tokens
+        budget = "no budget" if advised is None else f"budget {advised:,}"
+        why = recommendation.why.rstrip(".")
+        print_prose(Text(f"Recommended by measuring the default from outside: {budget}. {why}."), console)
     for run in comparison.runs:
         why = run.failure or (run.verification.why if run.verification else "")
         ready = "" if run.ready_s is None else f" Ready after {run.ready_s:.0f} s."

@@ -175,6 +175,7 @@ def test_a_server_that_dies_in_the_run() -> None:
     found = document_of(ended)
     assert found["verdict"] == "failed"
     assert "stopped answering" in found["why"]
+    assert "closes them without an answer" in found["why"]
     counts = found["points"][0]["latency"]["requests"]
     assert counts["intended"] == 40
     # of 15 requests one was for the models, one the probe, one ran alone and one asked for metrics

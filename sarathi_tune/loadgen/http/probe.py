@@ -85,6 +85,8 @@ def sentence_of(error: Exception, target: Target) -> str:
         return f"{url} can't be reached: {said}."
     if isinstance(error, httpx.TimeoutException):
         return f"{url} accepts connections and does not answer ({said}): is it still starting, or stuck?"
+    if "closed the connection" in said:
+        return f"{url} accepts connections and closes them without an answer: has the server died behind a proxy?"
     return f"What listens at {url} doesn't speak HTTP ({said}): check the port, and http against https."
 
 

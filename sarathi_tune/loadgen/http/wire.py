@@ -10,6 +10,7 @@ requests back would measure itself. Proxies of the environment are not used.
 
 import asyncio
 import os
+import re
 import socket
 import ssl
 import time
@@ -24,6 +25,8 @@ from sarathi_tune.loadgen.http.framing import Framing, FramingError, framing_of
 
 #: The key of `httpx.Response.extensions` under which the wire lies.
 WIRE = "wire"
+#: How h11 quotes what it couldn't read.
+_BYTES = re.compile(r"bytearray\(b(.*?)\)$")
 #: A connection that was idle for longer isn't used again: servers close theirs after about 5 s.
 _KEEP_IDLE_S = 3.0
 
@@ -130,7 +133,8 @@ class _Connection(asyncio.Protocol):
                 return
             payload = exchange.framing.feed(data)
         except (FramingError, h11.RemoteProtocolError) as error:
-            self.abort(httpx.RemoteProtocolError(f"The answer is not HTTP: {error}."))
+            said = _BYTES.sub(r"\1", str(error))
+            self.abort(httpx.RemoteProtocolError(f"The answer is not HTTP: {said}."))
             return
         if payload:
             wire.reads.append((now_s, payload))

@@ -1,74 +1,115 @@
 """The server started with one budget after the other, and the same load on each."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from sarathi_tune.config.launch import LaunchConfig
+from sarathi_tune.config.outside import OutsideConfig
 from sarathi_tune.errors import TargetError
-from sarathi_tune.goodput.by_budget import BudgetComparison, BudgetRun
+from sarathi_tune.goodput.by_budget import BudgetComparison, BudgetRun, Recommendation
 from sarathi_tune.report.progress import Ui
 from sarathi_tune.tune.folder import new_folder
 from sarathi_tune.tune.launching.server import Launch, RunningServer, free_port, running
-from sarathi_tune.tune.launching.vllm import serve_command
+from sarathi_tune.tune.launching.vllm import max_num_seqs_in, serve_command
 from sarathi_tune.tune.target_run import run_verification
 
 
 def compare_budgets(config: LaunchConfig, ui: Ui) -> BudgetComparison:
     """Start, measure, stop; then the next budget. A budget with which the server fails is a row, and the others go on.
 
-    Raises UsageError when the executable can't be started. After Ctrl-C the comparison holds what there is.
+    Where a recommendation is asked for, the server with its default budget is measured from outside as well, and the
+    budget that follows is run last. Raises UsageError when the executable can't be started, InterruptedRunError for
+    Ctrl-C before there was a row; after it the comparison holds what there is.
     """
     serve_command(config.executable, config.model, 1, None, config.extra)  # refuses before anything is started
-    folder = new_folder(config.out_dir, f"{config.engine}-budgets").path
+    comparing = _Comparing(config, new_folder(config.out_dir, f"{config.engine}-budgets").path, ui)
     runs: list[BudgetRun] = []
     is_complete = True
-    for budget in config.budgets_tokens:
+    try:
+        for run in comparing.runs():
+            runs.append(run)
+            is_complete = run.verification is None or run.verification.is_complete
+            if not is_complete:
+                break
+    except KeyboardInterrupt:
+        if not runs:
+            raise
+        is_complete = False
+    slo = config.verify.slo
+    return BudgetComparison(config.engine, config.model, slo, tuple(runs), comparing.recommendation, is_complete)
+
+
+class _Comparing:
+    def __init__(self, config: LaunchConfig, folder: Path, ui: Ui) -> None:
+        self.config, self.folder, self.ui = config, folder, ui
+        self.recommendation: Recommendation | None = None
+
+    def runs(self) -> Iterator[BudgetRun]:
+        """A row for each budget, as it is done."""
+        budgets = self.config.budgets_tokens
+        if self.config.recommend:
+            yield self._run(None, recommend=True)
+            budgets = tuple(budget for budget in budgets if budget is not None)
+        for budget in budgets:
+            yield self._run(budget)
+        advised = self.recommendation.budget_tokens if self.recommendation else None
+        if advised is not None and advised not in budgets:
+            yield self._run(advised)
+
+    def _run(self, budget: int | None, *, recommend: bool = False) -> BudgetRun:
+        config, ui = self.config, self.ui
+        port = free_port()
+        name = "default" if budget is None else str(budget)
+        launch = Launch(
+            command=serve_command(config.executable, config.model, port, budget, config.extra),
+            url=f"http://127.0.0.1:{port}",
+            log=self.folder / f"{config.engine}-{name}.log",
+            ready_within_s=config.start_timeout_s,
+        )
+        row = BudgetRun(budget, launch.command, str(launch.log))
+        shown = "its default budget" if budget is None else f"budget {budget}"
         try:
-            run = _run(config, budget, folder, ui)
-        except KeyboardInterrupt:
-            if not runs:
-                raise
-            is_complete = False
-            break
-        runs.append(run)
-        is_complete = run.verification is None or run.verification.is_complete
-        if not is_complete:
-            break
-    return BudgetComparison(config.engine, config.model, config.verify.slo, tuple(runs), is_complete)
+            with running(launch, ui, f"Starting {config.engine} with {shown}") as server:
+                if recommend:
+                    self._recommend(server)
+                return self._measure(replace(row, ready_s=server.ready_s), server)
+        except TargetError as error:
+            ui.note(str(error))
+            return replace(row, failure=str(error))
 
+    def _recommend(self, server: RunningServer) -> None:
+        """Measure the server's steps from outside and derive the budget."""
+        from sarathi_tune.tune.outside import run_outside
 
-def _run(config: LaunchConfig, budget: int | None, folder: Path, ui: Ui) -> BudgetRun:
-    port = free_port()
-    name = "default" if budget is None else str(budget)
-    launch = Launch(
-        command=serve_command(config.executable, config.model, port, budget, config.extra),
-        url=f"http://127.0.0.1:{port}",
-        log=folder / f"{config.engine}-{name}.log",
-        ready_within_s=config.start_timeout_s,
-    )
-    row = BudgetRun(budget, launch.command, str(launch.log))
-    shown = "its default budget" if budget is None else f"budget {budget}"
-    try:
-        with running(launch, ui, f"Starting {config.engine} with {shown}") as server:
-            return _measure(replace(row, ready_s=server.ready_s), server, config, ui)
-    except TargetError as error:
-        ui.note(str(error))
-        return replace(row, failure=str(error))
+        verify = self.config.verify
+        outside = OutsideConfig(
+            target=server.launch.url,
+            slo=verify.slo,
+            workload=verify.workload,
+            max_num_seqs=max_num_seqs_in(self.config.extra),
+            seed=verify.seed,
+            out_dir=self.folder,
+        )
+        result = run_outside(outside, self.ui)
+        advice = result.advice
+        self.recommendation = Recommendation(advice.budget_tokens, advice.verdict, advice.why, result.folder)
+        budget = "no budget" if advice.budget_tokens is None else f"a budget of {advice.budget_tokens:,} tokens"
+        self.ui.note(f"Measured from outside: {budget} ({advice.verdict}).")
 
-
-def _measure(row: BudgetRun, server: RunningServer, config: LaunchConfig, ui: Ui) -> BudgetRun:
-    try:
-        verification = run_verification(replace(config.verify, target=server.launch.url), ui)
-    except TargetError:
-        server.check()  # a server that has ended has a better reason than a connection that was refused
-        raise
-    row = replace(row, verification=verification)
-    if not verification.is_complete:
-        server.hurry()
+    def _measure(self, row: BudgetRun, server: RunningServer) -> BudgetRun:
+        try:
+            verification = run_verification(replace(self.config.verify, target=server.launch.url), self.ui)
+        except TargetError:
+            server.check()  # a server that has ended has a better reason than a connection that was refused
+            raise
+        row = replace(row, verification=verification)
+        if not verification.is_complete:
+            server.hurry()
+            return row
+        try:
+            server.check()
+        except TargetError as error:
+            self.ui.note(str(error))
+            return replace(row, failure=str(error))
         return row
-    try:
-        server.check()
-    except TargetError as error:
-        ui.note(str(error))
-        return replace(row, failure=str(error))
-    return row

@@ -1,6 +1,7 @@
 """The command line of `vllm serve`."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from sarathi_tune.errors import UsageError
 
@@ -28,3 +29,12 @@ def serve_command(
             raise UsageError(f"{name} can't stand behind the --: {_OURS[name]}.")
     budget = () if budget_tokens is None else (BUDGET_FLAG, str(budget_tokens))
     return (*executable, model, "--host", "127.0.0.1", "--port", str(port), *budget, *extra)
+
+
+def max_num_seqs_in(extra: Sequence[str]) -> int | None:
+    """What the user's own arguments say about the decodes at once; None where they say nothing that can be read."""
+    words = [word for argument in extra for word in argument.replace("_", "-").split("=", 1)]
+    for name, value in pairwise(words):
+        if name == "--max-num-seqs" and value.isascii() and value.isdigit():
+            return int(value) or None
+    return None

@@ -5,6 +5,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from itertools import pairwise
+from statistics import median
 
 import pytest
 
@@ -95,13 +96,13 @@ def test_usage_lengthens_no_request() -> None:
         await line.send(STREAM_HEAD)
         await line.at(0.02, chunk(text_event("a", 1)))
         await line.at(0.06, chunk(text_event("b", 2, "length")))
-        await line.at(0.20, chunk(usage_event(2) + DONE) + b"0\r\n\r\n")
+        await line.at(1.06, chunk(usage_event(2) + DONE) + b"0\r\n\r\n")
 
     record = load(answer, [0.0], output_tokens=2).records[0]
-    assert record.token_s[-1] < 0.15
-    assert tpot_ms(record) == pytest.approx(40, abs=15)
+    first_s, last_s = record.token_s
+    assert tpot_ms(record) == pytest.approx((last_s - first_s) * 1e3)
     assert record.end_s is not None
-    assert record.end_s > 0.19
+    assert record.end_s - last_s > 0.5
 
 
 def test_an_answer_without_tokens_fails() -> None:
@@ -151,12 +152,12 @@ def test_the_stamp_is_taken_at_arrival() -> None:
     async def answer(_seen: Seen, line: Line) -> None:
         await line.send(STREAM_HEAD)
         for number in range(5):
-            await line.at(0.02 * number, chunk(large))
+            await line.at(0.2 * number, chunk(large))
         await line.send(chunk(text_event("b", finish="length")) + chunk(DONE) + b"0\r\n\r\n")
 
     record = load(answer, [0.0], output_tokens=6).records[0]
     assert len(record.token_s) == 6
-    assert record.token_s[4] - record.token_s[0] == pytest.approx(0.08, abs=0.03)
+    assert record.token_s[4] - record.token_s[0] == pytest.approx(0.8, abs=0.4)
 
 
 def test_one_token_has_no_tpot_and_its_ttft_is_judged() -> None:
@@ -197,7 +198,7 @@ def test_a_dead_stream_ends_with_its_timeout() -> None:
 
     started_s = time.perf_counter()
     dead, healthy = load(answer, [0.0, 0.05], HttpSettings(timeouts=QUICK)).records
-    assert time.perf_counter() - started_s < 3
+    assert time.perf_counter() - started_s < 20
     assert (dead.failure, len(dead.token_s)) == ("timeout", 1)
     assert "stood still" in dead.detail
     assert failure_of(healthy) is None
@@ -250,10 +251,10 @@ def test_the_schedule_is_absolute() -> None:
     async def answer(_seen: Seen, line: Line) -> None:
         await tokens(line, [0.0])
 
-    result = load(answer, constant(200.0, n=100), output_tokens=1)
+    result = load(answer, constant(200.0, n=400), output_tokens=1)
     sent = [record.sent_s for record in result.records if record.sent_s is not None]
-    assert len(sent) == 100
-    assert sent[-1] - sent[0] == pytest.approx(99 / 200, abs=0.03)
+    assert len(sent) == 400
+    assert sent[-1] - sent[0] == pytest.approx(399 / 200, abs=0.12), "at 183 per second it would be 0.18 s more"
     assert all(record.lag_s == pytest.approx(record.sent_s - record.intended_s) for record in result.records)
 
 
@@ -264,10 +265,10 @@ def test_a_cap_on_concurrency_hides_no_queue() -> None:
 
     result = load(answer, constant(40.0, n=10), HttpSettings(in_flight=1), output_tokens=1)
     waits = [(record.token_s[0] - record.intended_s) * 20 for record in result.records]
-    assert waits[0] == pytest.approx(1.0, abs=0.4)
+    assert waits[0] >= 0.99
     assert all(after > before for before, after in pairwise(waits))
     assert waits[-1] >= 5.5
-    assert max(record.lag_s for record in result.records) < 0.02, "held back by the cap, and not by the client"
+    assert median(record.lag_s for record in result.records) < 0.02, "held back by the cap, and not by the client"
 
 
 def test_no_pool_limit_holds_requests_back() -> None:

@@ -26,6 +26,7 @@ def main() -> None:
     parser.add_argument("--host", required=True)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--max-num-batched-tokens", type=int, default=DEFAULT_BUDGET)
+    parser.add_argument("--max-num-seqs", type=int)
     parser.add_argument("--pids", type=Path)
     parser.add_argument("--fail", action="store_true")
     parser.add_argument("--mute", action="store_true")

@@ -8,10 +8,13 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from sarathi_tune.config.outside import OutsideConfig
+from sarathi_tune.report.progress import Ui
 from tests.cli.running import ROOT, Ended, run
 
 FAKE = Path(__file__).with_name("fake_vllm.py")
@@ -83,6 +86,28 @@ def test_the_default_is_the_server_without_the_flag(tmp_path: Path) -> None:
     assert only["verification"]["points"][0]["latency"]["itl"]["p50_ms"] >= 204.8
 
 
+def test_the_recommended_budget_is_derived_at_the_default_and_run_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[OutsideConfig] = []
+
+    def advise(config: OutsideConfig, _ui: Ui) -> SimpleNamespace:
+        asked.append(config)
+        advice = SimpleNamespace(budget_tokens=150, verdict="recommended", why="It fits.")
+        return SimpleNamespace(advice=advice, folder="somewhere")
+
+    monkeypatch.setattr("sarathi_tune.tune.outside.run_outside", advise)
+    ended = compare(tmp_path, "recommended,100", "--max-num-seqs", "8")
+    assert ended.code == 0, ended
+    document = found(tmp_path)
+    assert [row["budget_tokens"] for row in document["runs"]] == [None, 100, 150]
+    assert document["recommendation"]["budget_tokens"] == 150
+    (only,) = asked
+    assert (only.max_num_seqs, only.slo.itl_ms, only.workload) == (8, 600, "fixed:32:12")
+    assert document["runs"][0]["verification"]["target"].startswith(only.target), "the very server that was measured"
+    assert "Recommended by measuring the default from outside: budget 150." in " ".join(ended.out.split())
+
+
 def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
     ended = compare(tmp_path, "100", "--fail")
     assert ended.code == 6, ended
@@ -139,7 +164,6 @@ def test_an_interrupted_run_leaves_no_server(tmp_path: Path, number: signal.Sign
     [
         (("--engine", "sglang", "--model", "m"), "--engine must be one of vllm"),
         (("--engine", "vllm"), "--model is missing"),
-        (("--engine", "vllm", "--model", "m"), "--budgets is missing"),
         (("--engine", "vllm", "--model", "m", "--budgets", "64,64"), "names a budget twice"),
         (("--engine", "vllm", "--model", "m", "--budgets", "64,x"), "--budgets 'x' is not a token count"),
         (("--engine", "vllm", "--model", "m", "--target", "h:1"), "not both"),
