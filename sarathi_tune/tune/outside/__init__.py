@@ -25,6 +25,7 @@ from sarathi_tune.config.outside import OutsideConfig
 from sarathi_tune.errors import InterruptedRunError
 from sarathi_tune.loadgen.heap import frozen_heap
 from sarathi_tune.loadgen.http.dialogue import Dialogue
+from sarathi_tune.loadgen.http.limits import ensure_descriptors
 from sarathi_tune.loadgen.http.probe import ServerFacts, probe
 from sarathi_tune.loadgen.http.target import Target, parse_target
 from sarathi_tune.loadgen.http.wire import Timeouts
@@ -76,6 +77,7 @@ def run_outside(config: OutsideConfig, ui: Ui, environment: Mapping[str, str] | 
     with ui.phase("Looking at the server"):
         facts = probe(target, model=config.model, timeouts=Timeouts(first_byte_s=60.0))
     question = plan.settle(config, facts.max_model_len or ASSUMED_MODEL_LEN)
+    ensure_descriptors(question.decodes + 1, is_certain=True)
     looked_s = time.perf_counter()
     try:
         with ui.phase("Measuring") as phase:

@@ -10,6 +10,7 @@ from sarathi_tune.budget.derive import derive
 from sarathi_tune.budget.question import BudgetQuestion, Derivation
 from sarathi_tune.config.outside import OutsideConfig
 from sarathi_tune.config.run import DEFAULT_BUDGET_TOKENS
+from sarathi_tune.errors import TargetError
 from sarathi_tune.loadgen.http.probe import ServerFacts
 from sarathi_tune.measure.profile import Profile
 from sarathi_tune.notices import (
@@ -56,12 +57,17 @@ class Observation:
 
 
 def conclude(config: OutsideConfig, observation: Observation) -> tuple[Profile, Result]:
-    """The profile and the result of a measurement."""
+    """The profile and the result of a measurement. Raises TargetError when there is no step in it."""
     timelines = [timeline(scene) for scene in observation.seen.scenes]
     injections = [item for line in timelines for item in line.injections]
     running = infer_budget(injections)
     found = [*observation.notices, *_notices(observation, timelines, running)]
     profile = _profile(observation, timelines, running, found)
+    if not profile.samples:
+        raise TargetError(
+            f"{observation.url} answered no stream with more than a token or two, so that no step could be seen: does "
+            "it limit max_tokens, or ignore ignore_eos?"
+        )
     model = fit_step_model(profile)
     question = _budget_question(config, observation, running)
     derivation = derive(profile, model, question)
@@ -213,14 +219,13 @@ def _alone(observation: Observation) -> tuple[PromptAlone, ...]:
 
 
 def _decode_steps(timelines: Sequence[Timeline]) -> tuple[DecodeStep, ...]:
+    """By number of decodes; scenes with as many are one entry."""
     found = []
-    for line in timelines:
-        if line.plain:
-            context = median([step.context for step in line.plain])
-            times = [step.duration_ms for step in line.plain]
-            step = DecodeStep(line.plain[0].decodes, rounded_context(context), median(times), len(times))
-            found.append(step)
-    return tuple(sorted(found, key=lambda step: (step.decodes, step.context_tokens)))
+    for decodes in sorted({step.decodes for line in timelines for step in line.plain}):
+        steps = [step for line in timelines for step in line.plain if step.decodes == decodes]
+        context = rounded_context(median([step.context for step in steps]))
+        found.append(DecodeStep(decodes, context, median([step.duration_ms for step in steps]), len(steps)))
+    return tuple(found)
 
 
 def _lag_ms(observation: Observation) -> float:

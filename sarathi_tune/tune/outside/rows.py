@@ -2,6 +2,7 @@
 budget made of prompts beside decodes."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from sarathi_tune.measure.profile import Sample
 from sarathi_tune.measure.shapes import Shape
@@ -28,32 +29,48 @@ def profile_rows(
     """One row per shape, decode steps first.
 
     The scatter of steps enters the advice relative to their time, so it must be that of the steps that the advice is
-    about: the full batch's rows have all of their times, the decode row of another scene its median only. A short step
-    of a few streams scatters by the client's milliseconds, which are nothing to a step of many.
+    about: the full batch's rows have all of their times. Other scenes have few and short decodes, whose context hardly
+    matters: it is the same in all of their rows, and each row has its median only. A short step scatters by the
+    client's milliseconds, which are nothing to a step of many.
     """
-    times: dict[Shape, list[float]] = {}
+    contexts = _usual_contexts(timelines)
+    full: dict[Shape, list[float]] = {}
+    others: dict[Shape, list[float]] = {}
     for line in timelines:
-        if line.name == FULL:
-            for step in line.plain:
-                times.setdefault(Shape(step.decodes, rounded_context(step.context)), []).append(step.duration_ms)
-        elif line.plain:
-            shape = Shape(line.plain[0].decodes, rounded_context(median([step.context for step in line.plain])))
-            times.setdefault(shape, []).append(median([step.duration_ms for step in line.plain]))
+        for step in line.plain:
+            if line.name == FULL:
+                full.setdefault(Shape(step.decodes, rounded_context(step.context)), []).append(step.duration_ms)
+            else:
+                others.setdefault(Shape(step.decodes, contexts[step.decodes]), []).append(step.duration_ms)
+        for item in line.injections:
+            for shape, step in hybrid_steps(item, running):
+                if line.name == FULL:
+                    full.setdefault(shape, []).append(step.duration_ms)
+                else:
+                    usual = replace(shape, context=contexts[item.decodes])
+                    others.setdefault(usual, []).append(step.duration_ms)
     for shape, time_ms in _prefills(timelines, alone, running):
-        times.setdefault(shape, []).append(time_ms)
-    if running is not None:
-        for line in timelines:
-            for item in line.injections:
-                for shape, step in hybrid_steps(item, running):
-                    times.setdefault(shape, []).append(step.duration_ms)
-    return tuple(Sample(shape, tuple(values)) for shape, values in times.items() if min(values) > 0)
+        others.setdefault(shape, []).append(time_ms)
+    rows = full | {shape: [median(values)] for shape, values in others.items() if shape not in full}
+    ordered = sorted(rows, key=lambda shape: (shape.chunk > 0, shape.decodes == 0))
+    return tuple(Sample(shape, tuple(rows[shape])) for shape in ordered if min(rows[shape]) > 0)
 
 
-def hybrid_steps(item: Injection, running: RunningBudget) -> Iterator[tuple[Shape, Step]]:
+def _usual_contexts(timelines: Sequence[Timeline]) -> dict[int, int]:
+    """The median context of each number of decodes, over all scenes but the full one."""
+    seen: dict[int, list[float]] = {}
+    for line in timelines:
+        if line.name != FULL:
+            for step in (*line.plain, *(step for item in line.injections for step in item.steps)):
+                seen.setdefault(step.decodes, []).append(step.context)
+    return {decodes: rounded_context(median(contexts)) for decodes, contexts in seen.items()}
+
+
+def hybrid_steps(item: Injection, running: RunningBudget | None) -> Iterator[tuple[Shape, Step]]:
     """The steps of an injection whose content is certain. Only single prompts: a row has one chunk."""
-    width = running.budget - item.decodes
-    if len(item.prompts) != 1 or width < 1:
+    if running is None or len(item.prompts) != 1 or running.budget <= item.decodes:
         return
+    width = running.budget - item.decodes
     cut = chunks_of(item.prompts, width)
     if len(cut) > len(item.steps):
         return

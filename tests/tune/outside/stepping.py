@@ -35,8 +35,9 @@ class Running:
 
 @dataclass(eq=False)
 class SteppingServer:
-    """The schedule: decodes first, then prompts, first come first served, never more than `budget` tokens in a step
-    nor `max_num_seqs` requests. `others` prompt tokens per request are booked for somebody else."""
+    """The schedule: decodes first, then prompts, first come first served, never more than `budget` tokens in a step,
+    `max_num_seqs` requests, and answers of `most_tokens`. `others` prompt tokens for each of ours are booked for
+    somebody else."""
 
     budget: int
     step_s: float = 0.004
@@ -46,6 +47,7 @@ class SteppingServer:
     has_metrics: bool = True
     others: float = 0.0
     tokens_per_event: int = 1
+    most_tokens: int = 1 << 20
     running: list[Running] = field(default_factory=list)
     waiting: deque[Running] = field(default_factory=deque)
     prompt_tokens: float = 0.0
@@ -64,7 +66,7 @@ class SteppingServer:
             await line.send(whole("404 Not Found", b"{}"))
 
     async def complete(self, seen: Seen, line: Line) -> None:
-        request = Running(len(seen.body["prompt"]), seen.body["max_tokens"])
+        request = Running(len(seen.body["prompt"]), min(seen.body["max_tokens"], self.most_tokens))
         self.waiting.append(request)
         if self.loop is None or self.loop.done():
             self.loop = asyncio.create_task(self.run())

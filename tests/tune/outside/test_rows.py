@@ -1,5 +1,7 @@
 """Rows of a profile, from steps written by hand."""
 
+from dataclasses import replace
+
 import pytest
 
 from sarathi_tune.measure.profile import Sample
@@ -41,6 +43,17 @@ def test_a_rest_of_unknown_length_is_no_row() -> None:
     doubtful = RunningBudget(104, (100, 108), is_bound=False, error=0.01, num_full=9, num_injections=9, miscounted=0.0)
     rows = profile_rows([injected((250,), 20.0, 60.0, 65.0, 40.0)], [], doubtful)
     assert by_shape(rows) == {"4x64+100@0": (60.0,), "4x64+100@100": (65.0,)}
+
+
+def test_scenes_with_as_many_short_streams_share_their_context() -> None:
+    early, late = injected((50,), 20.0, 40.0), injected((50,), 20.0, 44.0)
+    moved = tuple(replace(step, context=90.0) for step in late.injections[0].steps)
+    lines = [
+        replace(early, name="few"),
+        replace(late, name="refine", injections=(replace(late.injections[0], steps=moved),)),
+    ]
+    # the median of 64, 64, 90 and 90
+    assert by_shape(profile_rows(lines, [], CERTAIN)) == {f"4x{rounded_context(77.0)}+50@0": (42.0,)}
 
 
 def test_prompts_at_once_and_prompts_in_too_few_steps_are_no_rows() -> None:

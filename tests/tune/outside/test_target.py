@@ -113,6 +113,14 @@ def test_a_server_that_breaks_off_in_the_middle(tmp_path: Path) -> None:
     assert "Traceback" not in ended.err
 
 
+def test_a_server_that_answers_with_one_token_at_most(tmp_path: Path) -> None:
+    with stepping(SteppingServer(64, most_tokens=1)) as (url, _):
+        ended = tune(url, tmp_path)
+    assert ended.code == 6
+    assert "no step could be seen" in " ".join(ended.err.split())
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
