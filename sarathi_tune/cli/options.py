@@ -63,7 +63,7 @@ WorkloadName = Annotated[
     typer.Option(
         "--workload",
         metavar="NAME|FILE",
-        help=f"A workload by name, a YAML file, or fixed:PROMPT:OUTPUT. (default: {DEFAULT_WORKLOAD})",
+        help=f"A workload by name, a YAML file, a trace, or fixed:PROMPT:OUTPUT. (default: {DEFAULT_WORKLOAD})",
         rich_help_panel=_LOAD,
     ),
 ]

@@ -58,8 +58,8 @@ def verify(
         str | None,
         typer.Option(
             "--arrivals",
-            metavar="poisson|constant|gamma:CV|trace",
-            help="How they arrive. (default: poisson; a trace as it was recorded, if there is no rate)",
+            metavar="poisson|constant|gamma:CV|ramp:FROM:TO|trace",
+            help="How they arrive; a ramp's ends are req/s. (default: poisson; a trace as recorded, without a rate)",
         ),
     ] = None,
     workload_format: Annotated[
@@ -141,7 +141,7 @@ def verify(
     """
     typed = EngineFlags(engine, engine_command, budgets, start_timeout, out, tuple(extra or ()))
     _check_subject(target, typed, save_vllm)
-    name, cv = _parse_arrivals(arrivals)
+    name, cv, ramp = _parse_arrivals(arrivals)
     config = VerifyConfig(
         target=target or "",
         slo=flags.parse_slo(slo_itl, slo_ttft, _USAGE),
@@ -154,6 +154,7 @@ def verify(
             time_limit_s=_seconds(time_limit, "--time-limit"),
             arrivals=name,
             burstiness_cv=cv,
+            ramp_per_s=ramp,
             workload_format=flags.parse_choice(workload_format, "--workload-format", FORMATS),
             trace_speed=_speed(trace_speed),
             trace_start_s=_seconds(trace_start, "--trace-start"),
@@ -244,16 +245,21 @@ def _speed(text: str | None) -> float | None:
     return speed
 
 
-def _parse_arrivals(text: str | None) -> tuple[str | None, float | None]:
+def _parse_arrivals(text: str | None) -> tuple[str | None, float | None, tuple[float, float] | None]:
+    """(name, coefficient of variation of gamma, ends of a ramp)."""
     if text is None or text in ("poisson", "constant", "trace"):
-        return text, None
-    name, colon, number = text.partition(":")
+        return text, None, None
+    name, *parts = text.split(":")
     try:
-        cv = float(number) if colon else 0.0
+        numbers = [float(part) for part in parts]
     except ValueError:
-        cv = 0.0
-    if name != "gamma" or not 0 < cv < float("inf"):
-        raise UsageError(
-            f"--arrivals must be poisson, constant, trace, or gamma:CV (for example gamma:2), not {text!r}."
-        )
-    return "gamma", cv
+        numbers = []
+    if all(0 <= number < float("inf") for number in numbers) and any(numbers):
+        if name == "gamma" and len(numbers) == 1:
+            return "gamma", numbers[0], None
+        if name == "ramp" and len(numbers) == 2:
+            return "ramp", None, (numbers[0], numbers[1])
+    raise UsageError(
+        "--arrivals must be poisson, constant, trace, gamma:CV (for example gamma:2), or ramp:FROM:TO in requests per "
+        f"second (for example ramp:0.5:4), not {text!r}."
+    )

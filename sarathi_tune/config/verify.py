@@ -6,7 +6,7 @@ from typing import Any, Literal
 from sarathi_tune.config.slo import Slo
 from sarathi_tune.errors import UsageError
 
-ArrivalsName = Literal["poisson", "constant", "gamma", "trace"]
+ArrivalsName = Literal["poisson", "constant", "gamma", "ramp", "trace"]
 EndpointName = Literal["auto", "completions", "chat"]
 CriterionName = Literal["every-step", "pooled", "per-request"]
 
@@ -31,6 +31,8 @@ class VerifyConfig:
     tolerance: float = 0.05
     arrivals: ArrivalsName | None = None
     burstiness_cv: float = 1.0
+    #: Requests per second at the start and at the end of a ramp.
+    ramp_per_s: tuple[float, float] | None = None
     endpoint: EndpointName = "auto"
     criterion: CriterionName = "every-step"
     request_timeout_s: float = 600.0
@@ -48,6 +50,8 @@ class VerifyConfig:
     def __post_init__(self) -> None:
         if self.rate_per_s is not None and self.concurrency is not None:
             raise UsageError("Give --rate or --concurrency, not both: one is an open loop, the other a closed one.")
+        if self.arrivals == "ramp" and (self.rate_per_s is not None or self.concurrency is not None):
+            raise UsageError("--arrivals ramp:FROM:TO has rates of its own: leave out --rate and --concurrency.")
         if self.vocab_size < 256:
             raise UsageError(f"--vocab must be at least 256, not {self.vocab_size}.")
 
@@ -72,6 +76,7 @@ class VerifyConfig:
             "tolerance": self.tolerance,
             "arrivals": self.arrivals,
             "burstiness_cv": self.burstiness_cv if self.arrivals == "gamma" else None,
+            "ramp_per_s": list(self.ramp_per_s) if self.ramp_per_s else None,
             "trace": self.trace_overrides or None,
             "criterion": self.criterion,
             "request_timeout_s": self.request_timeout_s,

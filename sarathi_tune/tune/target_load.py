@@ -8,7 +8,7 @@ from sarathi_tune.config.verify import VerifyConfig
 from sarathi_tune.errors import UsageError
 from sarathi_tune.loadgen.inprocess import TimedRequest, timed
 from sarathi_tune.notices import Notice, short_verification
-from sarathi_tune.workload.arrivals import closed_loop, constant, gamma, poisson_exactly
+from sarathi_tune.workload.arrivals import closed_loop, constant, gamma, poisson_exactly, ramp
 from sarathi_tune.workload.spec import RequestSpec, Workload
 from sarathi_tune.workload.trace import Trace
 
@@ -41,10 +41,24 @@ class LoadSource:
     salt: random.Random = field(default_factory=random.SystemRandom)
 
     @property
-    def is_replay(self) -> bool:
-        """Whether the trace is to be replayed at the times, or at the speed, of its recording."""
+    def has_own_rate(self) -> bool:
+        """Whether the arrivals say at which rate requests come: a trace at the times of its recording, and a ramp."""
         config = self.config
-        return config.arrivals == "trace" and config.rate_per_s is None and config.concurrency is None
+        is_free = config.rate_per_s is None and config.concurrency is None
+        return is_free and config.arrivals in ("trace", "ramp")
+
+    def own(self) -> Schedule:
+        """The schedule of arrivals with a rate of their own."""
+        return self.ramp() if self.config.ramp_per_s is not None else self.replay()
+
+    def ramp(self) -> Schedule:
+        """A rate that rises or falls within the run."""
+        assert self.config.ramp_per_s is not None, "a ramp has two ends"
+        seconds = self.config.seconds
+        times_s = ramp(*self.config.ramp_per_s, self.config.seed + 104_729 * self.num_runs, seconds)
+        if len(times_s) < MIN_REQUESTS:
+            self.notices.append(short_verification(len(times_s), MIN_REQUESTS, seconds))
+        return Schedule(len(times_s) / seconds, times_s, seconds)
 
     def alone(self) -> Schedule:
         """One request by itself."""

@@ -99,8 +99,8 @@ class _Verifier:
                 return self._judge_one(self._closed_loop(self.config.concurrency))
             if self.config.rate_per_s is not None:
                 return self._judge_one(self._open_loop(self.config.rate_per_s, drain_s=self.config.request_timeout_s))
-            if self.source.is_replay:
-                return self._judge_one(self._replay())
+            if self.source.has_own_rate:
+                return self._judge_one(self._at_own_rate())
             return self._search()
         except LoadInterrupted as interrupted:
             if any(record.sent_s is not None for record in interrupted.result.records):
@@ -210,8 +210,8 @@ class _Verifier:
         schedule = self.source.open_loop(rate_per_s)
         return self._run(schedule, self._settings(drain_s=drain_s, stop_after_s=schedule.window_s))
 
-    def _replay(self) -> Point:
-        schedule = self.source.replay()
+    def _at_own_rate(self) -> Point:
+        schedule = self.source.own()
         settings = self._settings(drain_s=self.config.request_timeout_s, stop_after_s=schedule.window_s)
         return self._run(schedule, settings)
 

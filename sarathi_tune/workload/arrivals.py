@@ -46,6 +46,22 @@ def constant(rate_per_s: float, *, n: int | None = None, duration_s: float | Non
     return tuple(index / rate_per_s for index in range(int(count)))
 
 
+def ramp(first_per_s: float, last_per_s: float, seed: int, duration_s: float) -> tuple[float, ...]:
+    """Poisson arrivals whose rate goes in a straight line from the first to the last within `duration_s`, given that
+    exactly as many come as are to be expected: at least one."""
+    _check(max(first_per_s, last_per_s), None, duration_s)
+    draws = Random(f"{seed}/ramp")
+    area = (first_per_s + last_per_s) / 2 * duration_s
+    slope = (last_per_s - first_per_s) / duration_s
+
+    def when(arrived: float) -> float:
+        # solves first * t + slope * t^2 / 2 = arrived, in the form that has no slope in a denominator
+        root = math.sqrt(max(0.0, first_per_s**2 + 2 * slope * arrived))
+        return 2 * arrived / (first_per_s + root)
+
+    return tuple(sorted(when(area * (1.0 - draws.random())) for _ in range(max(1, round(area)))))
+
+
 def closed_loop(n: int) -> tuple[None, ...]:
     """`n` requests without times of their own: each is sent as soon as `run_load`'s `in_flight` leaves room."""
     return (None,) * n

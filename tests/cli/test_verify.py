@@ -234,6 +234,16 @@ def test_the_pattern_of_a_trace_at_another_rate(tmp_path: Path) -> None:
     assert [row["intended_s"] for row in rows] == pytest.approx([0.025 * i for i in range(40)]), "and begins again"
 
 
+def test_a_ramp() -> None:
+    with openai_server() as (url, _):
+        ended = verify(url, "--arrivals", "ramp:10:70", "--seconds", "1s", "--json", "-")
+    assert ended.code == 0, ended
+    (point,) = document_of(ended)["points"]
+    times = [row["intended_s"] for row in point["requests"]]
+    assert len(times) == 40
+    assert sum(time_s < 0.5 for time_s in times) < 20, "25 per second in the first half, 55 in the second"
+
+
 def test_ctrl_c_writes_what_there_is(tmp_path: Path) -> None:
     target_file = tmp_path / "partial.json"
     with openai_server(healthy(gap_s=0.05)) as (url, log):
@@ -271,6 +281,9 @@ def test_ctrl_c_writes_what_there_is(tmp_path: Path) -> None:
         (("--target", "h:1", "--slo-itl", "50ms", "--rate", "1", "--concurrency", "2"), "not both"),
         (("--target", "h:1", "--slo-itl", "50ms", "--arrivals", "gamma"), "gamma:CV"),
         (("--target", "h:1", "--slo-itl", "50ms", "--arrivals", "trace"), "has none"),
+        (("--target", "h:1", "--slo-itl", "50ms", "--arrivals", "ramp:1"), "ramp:FROM:TO"),
+        (("--target", "h:1", "--slo-itl", "50ms", "--arrivals", "ramp:0:0"), "ramp:FROM:TO"),
+        (("--target", "h:1", "--slo-itl", "50ms", "--arrivals", "ramp:1:2", "--rate", "3"), "rates of its own"),
         (("--target", "h:1", "--slo-itl", "50ms", "--trace-speed", "2"), "is no trace"),
         (("--target", "h:1", "--slo-itl", "50ms", "--trace-speed", "-1"), "--trace-speed must be a positive number"),
         (("--target", "h:1", "--slo-itl", "50ms", "--workload-format", "excel"), "--workload-format must be one of"),

@@ -6,7 +6,7 @@ from statistics import fmean, stdev
 import pytest
 
 from sarathi_tune.errors import UsageError
-from sarathi_tune.workload.arrivals import closed_loop, constant, gamma, poisson, poisson_exactly
+from sarathi_tune.workload.arrivals import closed_loop, constant, gamma, poisson, poisson_exactly, ramp
 
 
 def gaps(times: tuple[float, ...]) -> list[float]:
@@ -72,3 +72,15 @@ def test_a_bad_rate_is_refused(rate: float) -> None:
 def test_a_bad_coefficient_of_variation_is_refused() -> None:
     with pytest.raises(UsageError, match="coefficient of variation"):
         gamma(1.0, 0.0, 0, n=1)
+
+
+@pytest.mark.parametrize(("first", "last"), [(0.0, 40.0), (40.0, 0.0), (10.0, 30.0), (20.0, 20.0)])
+def test_a_ramp_goes_in_a_straight_line(first: float, last: float) -> None:
+    times = ramp(first, last, 3, 1000.0)
+    assert len(times) == 20_000
+    assert list(times) == sorted(times)
+    assert 0 <= times[0] <= times[-1] <= 1000
+    # in the k-th of four quarters the mean rate is that of its middle
+    for quarter in range(4):
+        expected = 250 * (first + (last - first) * (quarter + 0.5) / 4)
+        assert sum(250 * quarter <= time < 250 * (quarter + 1) for time in times) == pytest.approx(expected, rel=0.05)

@@ -43,6 +43,8 @@ class ChunkedBody:
     def feed(self, data: bytes) -> bytes:
         """The payload in `data`."""
         payload: list[bytes] = []
+        if self._is_between_chunks and (whole := _one_chunk(data)) is not None:
+            return whole
         while data and not self.is_complete:
             if self._left:
                 piece = data[: self._left]
@@ -64,6 +66,10 @@ class ChunkedBody:
         """A chunked body ends with its last chunk, never with the connection."""
         return self.is_complete
 
+    @property
+    def _is_between_chunks(self) -> bool:
+        return not (self._left or self._line or self._expects_line_end or self._in_trailer or self.is_complete)
+
     def _keep(self, line: bytes) -> None:
         if len(line) > _MAX_LINE_BYTES:
             raise FramingError("a chunk's size has no end")
@@ -82,6 +88,17 @@ class ChunkedBody:
                 raise FramingError("a chunk has no size")
             self._left = int(size, 16)
             self._in_trailer = not self._left
+
+
+def _one_chunk(data: bytes) -> bytes | None:
+    """The payload of bytes that are one whole chunk, as most reads of a stream are; None for anything else."""
+    end = data.find(b"\r\n", 0, 16)
+    if end < 1 or not _SIZE.fullmatch(data, 0, end):
+        return None
+    size = int(data[:end], 16)
+    if not size or len(data) != end + size + 4 or not data.endswith(b"\r\n"):
+        return None
+    return data[end + 2 : -2]
 
 
 class SizedBody:

@@ -6,7 +6,7 @@ a gap.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Literal
@@ -16,6 +16,7 @@ from sarathi_tune.loadgen.http.sse import SseEvent, SseParser
 Status = Literal["ok", "error", "truncated"]
 
 _DONE = "[DONE]"
+_DECODER = json.JSONDecoder()
 #: The fields of a chat delta that are tokens of the answer.
 _PAYLOADS = ("content", "reasoning_content", "reasoning", "refusal", "tool_calls", "function_call")
 _MAX_DETAIL = 300
@@ -57,14 +58,14 @@ def read_stream(reads: Iterable[tuple[float, bytes]]) -> Reading:
 
 def error_text(document: object) -> str | None:
     """What a JSON document says went wrong; None when it is no error."""
-    if not isinstance(document, Mapping):
+    if not isinstance(document, dict):
         return None
     error = document.get("error")
     if not error:
         if document.get("object") != "error":
             return _text_of(document.get("detail"))
         error = document
-    if isinstance(error, Mapping):
+    if isinstance(error, dict):
         message = error.get("message") or error.get("detail") or error.get("type") or error.get("code")
         return _text_of(message) or "an error without a message"
     return _text_of(error) or "an error without a message"
@@ -99,7 +100,7 @@ class _Reader:
             self.is_done = True
             return
         try:
-            document = json.loads(event.data)
+            document = _parsed(event.data)
         except ValueError:
             self.error = self.error or f"an event is not JSON: {event.data[:80]!r}"
             return
@@ -139,13 +140,14 @@ class _Reader:
         )
 
     def _take_document(self, at_s: float, document: Any) -> None:
-        failure = error_text(document)
-        if failure is not None:
-            self.error = self.error or failure
-            return
-        if not isinstance(document, Mapping):
+        if not isinstance(document, dict):
             self.error = self.error or "an event is no JSON object"
             return
+        if "choices" not in document or "error" in document or document.get("object") == "error":
+            failure = error_text(document)
+            if failure is not None:
+                self.error = self.error or failure
+                return
         choices = document.get("choices") or ()
         count = self._take_usage(document.get("usage"))
         length, has_payload = 0, False
@@ -167,13 +169,13 @@ class _Reader:
             self.counted = count
 
     def _take_usage(self, usage: Any) -> int | None:
-        if not isinstance(usage, Mapping):
+        if not isinstance(usage, dict):
             return None
         prompt, output = usage.get("prompt_tokens"), usage.get("completion_tokens")
         if isinstance(prompt, int):
             self.prompt_tokens = prompt
         details = usage.get("prompt_tokens_details")
-        if isinstance(details, Mapping) and isinstance(details.get("cached_tokens"), int):
+        if isinstance(details, dict) and isinstance(details.get("cached_tokens"), int):
             self.cached_tokens = details["cached_tokens"]
         if not isinstance(output, int):
             return None
@@ -182,12 +184,12 @@ class _Reader:
 
     def _take_choice(self, choice: Any) -> int | None:
         """The length of the choice's payload; None when it has none."""
-        if not isinstance(choice, Mapping):
+        if not isinstance(choice, dict):
             return None
         self.finish_reason = choice.get("finish_reason") or self.finish_reason
         delta = choice.get("delta")
         found: int | None = None
-        if isinstance(delta, Mapping):
+        if isinstance(delta, dict):
             if isinstance(delta.get("content"), str):
                 self.text.append(delta["content"])
             for name in _PAYLOADS:
@@ -204,7 +206,7 @@ class _Reader:
             document = json.loads(data)
         except ValueError:
             document = None
-        message = document.get("message") if isinstance(document, Mapping) else None
+        message = document.get("message") if isinstance(document, dict) else None
         self.error = self.error or error_text(document) or _text_of(message) or data or "an error event without data"
 
     def _event_tokens(self) -> tuple[int, ...] | None:
@@ -223,6 +225,15 @@ class _Reader:
             return 1
         most = total - len(self.lengths) + 1  # every later event has at least one
         return max(1, min(most, round(total * self.lengths[0] / length)))
+
+
+def _parsed(text: str) -> Any:
+    """A JSON document; without json.loads' look for white space around it, where there is none."""
+    try:
+        document, end = _DECODER.raw_decode(text)
+    except ValueError:
+        return json.loads(text)
+    return document if end == len(text) else json.loads(text)
 
 
 def _text_of(value: Any) -> str | None:

@@ -37,12 +37,17 @@ class SseParser:
         if not piece:
             return []
         self._after_cr = piece.endswith(b"\r")
-        first, *others = _LINE_END.split(piece)
-        self._line.append(first)
+        lines = _LINE_END.split(piece) if b"\r" in piece else piece.split(b"\n")
+        if self._line:
+            self._line.append(lines[0])
+            if len(lines) == 1:
+                return []
+            lines[0] = b"".join(self._line)
+        rest = lines.pop()
+        self._line = [rest] if rest else []
         events: list[SseEvent] = []
-        for following in others:
-            event = self._end_line(b"".join(self._line))
-            self._line = [following]
+        for line in lines:
+            event = self._end_line(line)
             if event is not None:
                 events.append(event)
         return events
@@ -61,6 +66,9 @@ class SseParser:
             self._at_start = False
         if not line:
             return self._dispatch()
+        if line.startswith(b"data: "):
+            self._data.append(line[6:])
+            return None
         name, _, value = line.partition(b":")  # a comment has an empty name
         value = value.removeprefix(b" ")
         if name == b"data":
@@ -70,7 +78,9 @@ class SseParser:
         return None
 
     def _dispatch(self) -> SseEvent | None:
-        data, name = self._data, self._name.decode("utf-8", "replace")
+        data, name = self._data, self._name.decode("utf-8", "replace") if self._name else ""
+        if not data and not name:
+            return None
         self._data, self._name = [], b""
         if not data and name != "error":  # the standard drops an event without data; a failure must not be lost
             return None

@@ -1,7 +1,7 @@
 """The socket: an httpx transport that stamps every read at its arrival and parses nothing but HTTP's framing.
 
 httpx's own transport wakes a task for every chunk and runs it through three layers of Python: at some thousand events a
-second the client is busy with itself, and its stamps are late. Here the event loop hands the bytes to `data_received`,
+second the client is busy with itself, and its stamps are late. Here the event loop hands the bytes to `buffer_updated`,
 which stamps and keeps them; events are read from them after the run (see `reading`). Heads are written and read by h11.
 
 HTTP/1.1 only: HTTP/2 puts all streams behind one connection's flow control. No limit on connections: a pool that holds
@@ -25,6 +25,8 @@ from sarathi_tune.loadgen.http.framing import Framing, FramingError, framing_of
 
 #: The key of `httpx.Response.extensions` under which the wire lies.
 WIRE = "wire"
+#: Far more than an event, and little enough for hundreds of connections.
+_BUFFER_BYTES = 16 * 1024
 #: How h11 quotes what it couldn't read.
 _BYTES = re.compile(r"bytearray\(b(.*?)\)$")
 #: A connection that was idle for longer isn't used again: servers close theirs after about 5 s.
@@ -74,8 +76,12 @@ class _Exchange:
     framing: Framing | None = None
 
 
-class _Connection(asyncio.Protocol):
-    """A connection and the exchange on it, if there is one."""
+class _Connection(asyncio.BufferedProtocol):
+    """A connection and the exchange on it, if there is one.
+
+    It brings its own buffer: asyncio's, of 256 KiB and a new one for every read, costs several times what the read
+    itself does (17 against 2.5 microseconds).
+    """
 
     def __init__(self, timeouts: Timeouts) -> None:
         self.timeouts = timeouts
@@ -85,6 +91,7 @@ class _Connection(asyncio.Protocol):
         self.idle_since_s = time.perf_counter()
         self._socket: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._buffer = bytearray(_BUFFER_BYTES)
 
     @property
     def is_fresh(self) -> bool:
@@ -117,9 +124,14 @@ class _Connection(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         self._socket = transport
 
-    def data_received(self, data: bytes) -> None:
-        """Called by asyncio with each read: the stamp comes first."""
+    def get_buffer(self, sizehint: int) -> bytearray:  # noqa: ARG002
+        """Called by asyncio before each read."""
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Called by asyncio behind each read: the stamp comes first."""
         now_s = time.perf_counter()
+        data = bytes(memoryview(self._buffer)[:nbytes])
         exchange = self.exchange
         if exchange is None:  # bytes that nobody asked for
             self.close()
