@@ -119,17 +119,18 @@ class LoadSource:
 def settle_arrivals(config: VerifyConfig, workload: Workload) -> VerifyConfig:
     """The configuration with its arrivals settled: those of the trace where it has times and nothing else is asked for.
 
-    Raises UsageError for a replay of what has no times.
+    Raises UsageError for a replay of what has no times, and for a speed without a replay.
     """
     has_times = workload.trace is not None and workload.trace.has_times
-    if config.arrivals == "trace" and not has_times:
-        raise UsageError(f"--arrivals trace needs a trace with times, and workload {workload.name!r} has none.")
-    if config.arrivals is not None:
-        return config
-    is_replay = has_times and config.rate_per_s is None and config.concurrency is None
-    if config.trace_speed is not None and not is_replay:
-        raise UsageError("--trace-speed is for a replay at a trace's own times: leave out --rate and --concurrency.")
-    return replace(config, arrivals="trace" if is_replay else "poisson")
+    is_free = config.rate_per_s is None and config.concurrency is None
+    arrivals = config.arrivals or ("trace" if has_times and is_free else "poisson")
+    if (arrivals == "trace" or config.trace_speed is not None) and not has_times:
+        raise UsageError(f"A replay needs a trace with times, and workload {workload.name!r} has none.")
+    if config.trace_speed is not None and not (arrivals == "trace" and is_free):
+        raise UsageError(
+            "--trace-speed is for a replay at a trace's own times: leave out --rate, --concurrency and --arrivals."
+        )
+    return replace(config, arrivals=arrivals)
 
 
 def _shifted(spec: RequestSpec, shift: int, vocab_size: int) -> RequestSpec:

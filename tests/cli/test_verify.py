@@ -221,6 +221,22 @@ def test_a_trace_is_replayed_at_its_times(tmp_path: Path) -> None:
     assert [row["prompt_tokens_got"] for row in point["requests"]] == [20 + i for i in range(30)]
 
 
+@pytest.mark.parametrize(
+    ("text", "arguments", "words"),
+    [
+        ('{"prompt": "words", "output_tokens": 3}', ("--arrivals", "trace"), "A replay needs a trace with times"),
+        ('{"prompt": "words", "output_tokens": 3}', ("--trace-speed", "2"), "A replay needs a trace with times"),
+        ('{"timestamp": 0, "input_length": 9, "output_length": 3}', ("--trace-speed", "2", "--rate", "3"), "leave out"),
+    ],
+)
+def test_what_cannot_be_replayed(text: str, arguments: tuple[str, ...], words: str, tmp_path: Path) -> None:
+    trace = tmp_path / "t.jsonl"
+    trace.write_text(text)
+    ended = run("verify", "--target", "h:1", "--slo-itl", "50ms", "--workload", trace, *arguments)
+    assert (ended.code, ended.out) == (2, "")
+    assert words in ended.err
+
+
 def test_the_pattern_of_a_trace_at_another_rate(tmp_path: Path) -> None:
     trace = tmp_path / "t.csv"
     trace.write_text(
