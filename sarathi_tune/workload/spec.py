@@ -231,6 +231,7 @@ class Workload:
             "mean_output_tokens": round(self.mean_output_tokens, 1),
             "prompt_tokens": {f"p{level * 100:g}": self.quantile_prompt(level) for level in levels},
             "output_tokens": {f"p{level * 100:g}": self.quantile_output(level) for level in levels},
+            **({"mix": {part.name: share for share, part in self.parts}} if self.parts else {}),
             **({"trace": self.trace.as_dict()} if self.trace is not None else {}),
         }
 

@@ -281,3 +281,4 @@ def test_a_mixture_has_its_parts_by_their_shares(tmp_path: Path) -> None:
     assert set(pairs) == {(100, 10), (5000, 1)}
     assert pairs.count((5000, 1)) == pytest.approx(1000, abs=120)
     assert workload.mean_prompt_tokens == pytest.approx(0.75 * 100 + 0.25 * 5000, rel=0.01)
+    assert workload.as_dict()["mix"] == {"fixed:100:10": 0.75, "fixed:5000:1": 0.25}
