@@ -538,3 +538,27 @@ def context_shortened(asked: int, measured: int, reason: str) -> Notice:
         f"Decodes were measured at about {measured:,} tokens of context, not {asked:,}, because {reason}.",
         "The step model extends to the asked context; a larger --time-limit or KV cache allows to measure it.",
     )
+
+
+def client_late(lag_p99_ms: float, step_ms: float) -> Notice:
+    """The client that measures a live server's steps reads late."""
+    return Notice(
+        "client-late",
+        "warning",
+        f"The client read p99 {lag_p99_ms:.2f} ms late beside decode steps of {step_ms:.1f} ms: step times scatter by "
+        "as much.",
+        "Run it on another machine than the server, or leave the server one core fewer.",
+    )
+
+
+def margin_is_wider(budget: int, asked: int, decodes: int, step_ms: float, largest: int) -> Notice:
+    """A steady load leaves the objective more room than the worst step does."""
+    return Notice(
+        "margin-is-wider",
+        "info",
+        f"The budget holds for {asked} decodes beside a full chunk. Kept busy by this workload alone, a server with "
+        f"{budget:,} has about {decodes} decodes beside prompts, in steps of {step_ms:.0f} ms at most (p99): a steady "
+        f"load would meet the objective up to a budget of about {largest:,}.",
+        f"Keep {budget:,} if {asked} may decode when prompts come (bursts, long answers); else try up to {largest:,} "
+        "and verify it under your load.",
+    )

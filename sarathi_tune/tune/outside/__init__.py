@@ -9,6 +9,7 @@ from outside, and the budget that it should have.
     playing    the order of the scenes
     rows       steps to rows of a profile
     evidence   what the server's own metrics say
+    margin     how far the worst step is from those of a steady load
     findings   all of it together: profile, advice, result
 
 Everything but `session` works from values, without a socket.

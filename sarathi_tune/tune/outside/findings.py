@@ -16,7 +16,8 @@ from sarathi_tune.measure.profile import Profile
 from sarathi_tune.notices import (
     Notice,
     budget_only_bounded,
-    client_starved,
+    client_late,
+    margin_is_wider,
     steps_miscounted,
 )
 from sarathi_tune.report.build import derived_result
@@ -24,6 +25,7 @@ from sarathi_tune.report.result import DecodeStep, Neighbour, PromptAlone, Resul
 from sarathi_tune.stats import median, quantile
 from sarathi_tune.stepmodel.fit import StepModel, fit_step_model
 from sarathi_tune.tune.outside.evidence import SPOILING_SHARE, Exposition, Sent, evidence, others_share
+from sarathi_tune.tune.outside.margin import margin
 from sarathi_tune.tune.outside.plan import Question
 from sarathi_tune.tune.outside.rows import FULL, profile_rows, repeat_noise, rounded_context
 from sarathi_tune.tune.outside.running import RunningBudget, infer_budget
@@ -75,6 +77,11 @@ def conclude(config: OutsideConfig, observation: Observation) -> tuple[Profile, 
     if doubt is not None:
         derivation = replace(derivation, verdict="inconclusive", budget=None, interval=None, why=doubt)
     result = derived_result(profile, model, question, derivation, seed=config.seed, command=config.command)
+    if derivation.verdict == "recommended" and derivation.budget is not None:
+        room = margin(model, question, observation.question.workload, derivation.budget)
+        if room is not None:
+            told = margin_is_wider(derivation.budget, question.decodes, room.decodes, room.step_ms, room.largest_budget)
+            result = replace(result, notices=(*result.notices, told.as_dict()))
     advice = replace(result.advice, neighbours=_named(result.advice.neighbours, running))
     objective = replace(result.objective, ttft_ms=config.slo.ttft_ms)
     result = replace(result, advice=advice, objective=objective, workload=observation.question.workload.as_dict())
@@ -131,7 +138,7 @@ def _notices(observation: Observation, timelines: Sequence[Timeline], running: R
         found.append(steps_miscounted(running.miscounted))
     lag_ms, step_ms = _lag_ms(observation), _step_ms(timelines)
     if lag_ms > max(_LEAST_LAG_MS, 0.5 * _STARVED * step_ms):
-        found.append(client_starved(lag_ms, max(_LEAST_LAG_MS, 0.5 * _STARVED * step_ms)))
+        found.append(client_late(lag_ms, step_ms))
     return found
 
 

@@ -117,6 +117,12 @@ def test_a_late_client_makes_it_inconclusive() -> None:
     assert "run it on another machine" in doubted(replace(observation(), lags_ms=(12.0,) * 100))
 
 
+def test_a_client_that_is_a_little_late_is_told() -> None:
+    _, result = conclude(config(), replace(observation(), lags_ms=(2.1,) * 100))
+    assert "client-late" in {notice["code"] for notice in result.notices}
+    assert result.advice.verdict == "recommended"
+
+
 def test_several_tokens_per_event_make_it_inconclusive() -> None:
     assert "tokens per event" in doubted(replace(observation(), tokens_per_event=2.5))
     drafts = Exposition({"vllm:spec_decode_num_drafts_total": 4.0})

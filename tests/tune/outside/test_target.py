@@ -1,6 +1,9 @@
 """`sarathi-tune --target` as a whole, over real sockets: a server whose schedule is known, and the built-in one."""
 
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +11,9 @@ import pytest
 
 from sarathi_tune.measure.profile import load_profile
 from sarathi_tune.report.store import load_result, result_from_dict
-from tests.cli.running import Ended, run
+from tests.cli.running import ROOT, Ended, run
 from tests.loadgen.http.servers import free_port
+from tests.server.running import wait_for
 from tests.tune.outside.stepping import SteppingServer, stepping
 
 QUICK = ("--workload", "fixed:64:32", "--max-num-seqs", "8", "--time-limit", "6s")
@@ -118,6 +122,21 @@ def test_a_server_that_answers_with_one_token_at_most(tmp_path: Path) -> None:
         ended = tune(url, tmp_path)
     assert ended.code == 6
     assert "no step could be seen" in " ".join(ended.err.split())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interruption_leaves_nothing_behind(tmp_path: Path) -> None:
+    server = SteppingServer(64)
+    with stepping(server) as (url, log):
+        command = [sys.executable, "-m", "sarathi_tune", "--target", url, "--slo-itl", "40ms", "--out", str(tmp_path)]
+        with subprocess.Popen([*command, *QUICK], cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+            wait_for(lambda: len(log.requests) > 30, timeout_s=60)
+            process.send_signal(signal.SIGINT)
+            _, said = process.communicate(timeout=60)
+        assert process.returncode == 130
+        assert "Interrupted; nothing was kept" in said
+        assert "Traceback" not in said
+        wait_for(lambda: not server.running and not server.waiting, timeout_s=60)
     assert list(tmp_path.iterdir()) == []
 
 
