@@ -1,6 +1,6 @@
 """A dense decoder (Llama, Mistral, Qwen2, Qwen3) over ragged batches and a paged cache, from Hugging Face weights."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch.nn import functional
@@ -130,7 +130,7 @@ def _build_head(
         rows = embedding[shard.vocabulary(config)]
     else:
         rows = weights.take(EMBEDDING)
-    head = linear.build(rows)
+    head = linear.build(rows, is_head=True)
     if group is None:
         return head
     return VocabParallel(head, len(rows), vocabulary_part(config, shard.layout), config.vocab_size, group)
@@ -160,7 +160,7 @@ def _build_layer(
     def head_norm(name: str) -> torch.Tensor | None:
         return weights.take(f"{at}self_attn.{name}.weight") if config.qk_norm else None
 
-    return DecoderLayer(
+    layer = DecoderLayer(
         input_norm=weights.take(f"{at}input_layernorm.weight"),
         qkv=build(("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), config.attention_bias),
         heads=HeadShape(
@@ -176,4 +176,23 @@ def _build_layer(
         gate_up=build(("mlp.gate_proj", "mlp.up_proj"), config.mlp_bias),
         down=build_row_parallel("mlp.down_proj", config.mlp_bias),
         norm_eps=config.rms_norm_eps,
+    )
+    return _with_few_rows(layer) if linear.few_rows else layer
+
+
+def _with_few_rows(layer: DecoderLayer) -> DecoderLayer:
+    from sarathi_tune.runtime.layers.few_rows import few_rows_layer
+
+    return replace(
+        layer,
+        few=few_rows_layer(
+            layer.input_norm,
+            layer.qkv,
+            layer.heads,
+            layer.output,
+            layer.mlp_norm,
+            layer.gate_up,
+            layer.down,
+            layer.norm_eps,
+        ),
     )

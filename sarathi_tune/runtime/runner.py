@@ -20,7 +20,7 @@ from sarathi_tune.runtime.layers.elementwise import pick_elementwise
 from sarathi_tune.runtime.layers.linear import pick_linear
 from sarathi_tune.runtime.layers.parallel import TensorGroup
 from sarathi_tune.runtime.layers.warming import warm_up_linears
-from sarathi_tune.runtime.memory import max_kv_pages, require_memory
+from sarathi_tune.runtime.memory import kv_cache_bytes, max_kv_pages, require_memory, resident_weight_bytes
 from sarathi_tune.runtime.model import Model, build_model
 from sarathi_tune.runtime.sampling import sample_tokens
 from sarathi_tune.runtime.shard import WHOLE, Shard
@@ -81,6 +81,9 @@ def load_model(
         None if shard.is_whole else shard_weight_bytes(config, dtype, shard) + shard.packed_head_bytes(config)
     )
     require_memory(local, options.num_pages, options.page_tokens, free_bytes, str(place), weight_bytes)
+    kept_bytes = resident_weight_bytes(local) if weight_bytes is None else weight_bytes
+    cache_bytes = kv_cache_bytes(local, options.num_pages, options.page_tokens)
+    linear = linear.with_copy_for_few_rows(kept_bytes, free_bytes - kept_bytes - cache_bytes)
     with torch.inference_mode():
         if source.directory is None:
             weights = random_weights(config, dtype, place, options.seed, shard)

@@ -60,7 +60,8 @@ class CpuAttention:
         by_head = query.permute(1, 0, 2, 3).contiguous()
         output = torch.empty(query.shape, dtype=query.dtype)
         last = batch.sequences[-1]
-        output[last.row + last.count :] = 0
+        if last.row + last.count < len(output):
+            output[last.row + last.count :] = 0
         decodes = self._decodes(batch)
         if decodes is not None:
             self._decode(by_head, cache, decodes, output)

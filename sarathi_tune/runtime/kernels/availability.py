@@ -21,6 +21,12 @@ def kernels_obstacle(device: torch.device, dtype: torch.dtype) -> str | None:
     return connect_openmp()
 
 
+def has_bfloat16_dot() -> bool:
+    """Whether kernels may use AVX-512's bfloat16 dot product."""
+    cpu = torch.device("cpu")
+    return torch.cpu._is_avx512_bf16_supported() and kernels_obstacle(cpu, torch.bfloat16) is None
+
+
 def has_dot_tiles() -> bool:
     """Whether tiles by AVX-512's bfloat16 dot product are the fastest way to multiply small matrices here: the CPU has
     the instruction and no AMX, whose tiles are several times faster and which oneDNN uses."""

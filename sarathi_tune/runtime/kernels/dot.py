@@ -2,7 +2,9 @@
 
 `vdpbf16ps` multiplies 16 pairs of numbers with 16 other pairs and adds each pair's two products to one of 16 float32
 sums. So one operand is laid out in vectors of 16 pairs (one per column), and the pair of a row is broadcast. Six rows
-by four vectors of columns keep 24 sums in registers: every operand that is loaded is used several times.
+by four vectors of columns keep 24 sums in registers: every operand that is loaded is used several times. That loop is
+written in assembler: LLVM's scheduler would load all rows' pairs first, has too few registers then, and keeps sums in
+memory, at half the speed.
 
 The docstring of a function here says what the intrinsic does; its own arguments are numba's types, and what it returns
 generates the code. Arrays are flat; offsets count elements.
@@ -11,8 +13,10 @@ generates the code. Arrays are flat; offsets count elements.
 # llvmlite has no types, numba few.
 # mypy: allow-untyped-calls, disable-error-code="import-untyped"
 
+from dataclasses import dataclass
 from typing import Any
 
+import llvmlite.binding
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
@@ -36,6 +40,8 @@ from sarathi_tune.runtime.kernels.intrinsics import (
     _shuffle,
 )
 
+llvmlite.binding.initialize_native_asmparser()  # for `_Tile`
+
 LANES = KERNEL_LANES
 #: Rows and vectors of columns of a tile.
 TILE_ROWS, TILE_VECTORS = 6, 4
@@ -53,7 +59,6 @@ class _BFloat16Type(ir.Type):  # type: ignore[misc]  # llvmlite has no types
 
 _BFLOAT16 = _BFloat16Type()
 _BFLOAT16_LANES = ir.VectorType(_BFLOAT16, LANES)
-_BFLOAT16_PAIRS = ir.VectorType(_BFLOAT16, 2 * LANES)
 
 
 def _score_tile(
@@ -70,13 +75,9 @@ def _score_tile(
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         rows = _pair_pointer(builder, _data(context, builder, signature, arguments, 0), arguments[1])
         columns = _pair_pointer(builder, _data(context, builder, signature, arguments, 2), arguments[3])
-        first_out = builder.gep(_data(context, builder, signature, arguments, 4), [arguments[7]])
-        zero = _filled(_VECTOR, 0.0)
-        sums = [[cgutils.alloca_once_value(builder, zero) for _ in range(TILE_VECTORS)] for _ in range(TILE_ROWS)]
-        _add_products(builder, sums, rows, pairs, columns, LANES, pairs * LANES, ir.Constant(_I64, pairs))
-        for row, vectors in enumerate(sums):
-            for column, total in enumerate(vectors):
-                _put(builder, builder.load(total), first_out, row * step + column * LANES)
+        out = builder.gep(_data(context, builder, signature, arguments, 4), [arguments[7]])
+        tile = _Tile(TILE_ROWS, TILE_VECTORS, LANES, step)
+        tile.multiply(builder, rows, _number(pairs), columns, _number(pairs * LANES), _number(pairs), out)
         return context.get_dummy_value()
 
     signature = types.void(query, types.int64, keys, types.int64, out, parts, stride, types.int64)
@@ -106,25 +107,14 @@ def _value_tile(
     width = num_parts * LANES
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        rows = _pair_pointer(builder, _data(context, builder, signature, arguments, 0), ir.Constant(_I64, 0))
+        rows = _pair_pointer(builder, _data(context, builder, signature, arguments, 0), _number(0))
         columns = _pair_pointer(builder, _data(context, builder, signature, arguments, 1), arguments[2])
         shrinks = _data(context, builder, signature, arguments, 4)
-        first_out = builder.gep(_data(context, builder, signature, arguments, 5), [arguments[6]])
-        factors = [
-            _broadcast(builder, builder.load(builder.gep(shrinks, [ir.Constant(_I64, row)])))
-            for row in range(TILE_ROWS)
-        ]
+        out = builder.gep(_data(context, builder, signature, arguments, 5), [arguments[6]])
         for first in range(0, num_parts, TILE_VECTORS):
-            chosen = range(first, min(first + TILE_VECTORS, num_parts))
-            sums = []
-            for row, factor in enumerate(factors):
-                old = [_load(builder, first_out, row * width + part * LANES) for part in chosen]
-                sums.append([cgutils.alloca_once_value(builder, builder.fmul(vector, factor)) for vector in old])
-            start = builder.gep(columns, [ir.Constant(_I64, first * LANES)])
-            _add_products(builder, sums, rows, step, start, width, LANES, arguments[3])
-            for row, vectors in enumerate(sums):
-                for part, total in zip(chosen, vectors, strict=True):
-                    _put(builder, builder.load(total), first_out, row * width + part * LANES)
+            tile = _Tile(TILE_ROWS, min(TILE_VECTORS, num_parts - first), width, width)
+            here = [builder.gep(pointer, [_number(first * LANES)]) for pointer in (columns, out)]
+            tile.multiply(builder, rows, _number(step), here[0], _number(LANES), arguments[3], here[1], shrinks)
         return context.get_dummy_value()
 
     signature = types.void(weights, values, types.int64, types.int64, shrink, out, types.int64, parts, stride)
@@ -201,32 +191,130 @@ def _pack_values(_: Any, values: Any, at: Any, out: Any, out_at: Any, parts: Any
     return types.void(values, types.int64, out, types.int64, parts), generate
 
 
+def _product_tile(
+    _: Any, x: Any, at: Any, row_pairs: Any, num_rows: Any, weights: Any, weight_at: Any, num_vectors: Any, out: Any
+) -> Any:
+    """Dot products of `num_rows` (1 to TILE_ROWS) rows with 16 * `num_vectors` (1 to TILE_VECTORS) columns.
+
+    x: uint16, row r at `at` + r * 2 * `row_pairs`. weights: as `kernels.linear` lays them out, from `weight_at` on.
+    out: float32, [TILE_ROWS, 16 * TILE_VECTORS].
+    """
+    del at, row_pairs, num_rows, weight_at, num_vectors
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        rows = _pair_pointer(builder, _data(context, builder, signature, arguments, 0), arguments[1])
+        columns = _pair_pointer(builder, _data(context, builder, signature, arguments, 4), arguments[5])
+        out = _data(context, builder, signature, arguments, 7)
+        pairs = arguments[2]
+        column_step = builder.mul(pairs, ir.Constant(_I64, LANES))
+        sizes = [(rows, vectors) for rows in range(1, TILE_ROWS + 1) for vectors in range(1, TILE_VECTORS + 1)]
+        size = builder.add(
+            builder.mul(builder.sub(arguments[3], ir.Constant(_I64, 1)), ir.Constant(_I64, TILE_VECTORS)),
+            builder.sub(arguments[6], ir.Constant(_I64, 1)),
+        )
+        done = builder.append_basic_block("done")
+        blocks = [builder.append_basic_block(f"tile_{rows}x{vectors}") for rows, vectors in sizes]
+        choice = builder.switch(size, done)
+        for index, block in enumerate(blocks):
+            choice.add_case(ir.Constant(_I64, index), block)
+        for (count, vectors), block in zip(sizes, blocks, strict=True):
+            builder.position_at_end(block)
+            tile = _Tile(count, vectors, LANES, TILE_VECTORS * LANES)
+            tile.multiply(builder, rows, pairs, columns, column_step, pairs, out)
+            builder.branch(done)
+        builder.position_at_end(done)
+        return context.get_dummy_value()
+
+    signature = types.void(x, types.int64, types.int64, types.int64, weights, types.int64, types.int64, out)
+    return signature, generate
+
+
 score_tile: Any = intrinsic(prefer_literal=True)(_score_tile)
+product_tile: Any = intrinsic(_product_tile)
 value_tile: Any = intrinsic(prefer_literal=True)(_value_tile)
 row_pairs: Any = intrinsic(_row_pairs)
 pack_keys: Any = intrinsic(_pack_keys)
 pack_values: Any = intrinsic(_pack_values)
 
 
-def _add_products(
-    builder: Any, sums: Any, rows: Any, row_step: int, columns: Any, pair_step: int, column_step: int, num_pairs: Any
-) -> None:
-    """sums[r][c] += products of `num_pairs` pairs of row r with those of column vector c; steps count pairs."""
-    with cgutils.for_range(builder, num_pairs) as loop:
-        row = builder.gep(rows, [loop.index])
-        column = builder.gep(columns, [builder.mul(loop.index, ir.Constant(_I64, pair_step))])
-        vectors = [
-            builder.bitcast(_load_pairs(builder, column, c * column_step, LANES), _BFLOAT16_PAIRS)
-            for c in range(len(sums[0]))
+@dataclass(frozen=True, slots=True)
+class _Tile:
+    """`num_rows` rows by `num_vectors` vectors of columns.
+
+    `pair_step`: from one pair of a column to the next, in pairs. `out_step`: from one row of the sums to the next.
+    """
+
+    num_rows: int
+    num_vectors: int
+    pair_step: int
+    out_step: int
+
+    def multiply(
+        self,
+        builder: Any,
+        rows: Any,
+        row_step: Any,
+        columns: Any,
+        column_step: Any,
+        num_pairs: Any,
+        out: Any,
+        shrink: Any = None,
+    ) -> None:
+        """out[r][c] = the products of `num_pairs` (one or more) pairs of row r with those of column vector c, added up.
+
+        With `shrink`, a float32 per row, the sum is added to shrink[r] * out[r][c]. Steps count pairs.
+        """
+        three = _number(3)
+        operands = [
+            rows,
+            builder.gep(rows, [builder.mul(row_step, three)]),
+            columns,
+            builder.gep(columns, [builder.mul(column_step, three)]),
+            num_pairs,
+            builder.mul(row_step, _number(4)),
+            builder.mul(column_step, _number(4)),
+            out,
+            out if shrink is None else shrink,
         ]
-        for r, totals in enumerate(sums):
-            pair = builder.load(builder.gep(row, [ir.Constant(_I64, r * row_step)]), align=2)
-            everywhere = builder.bitcast(_broadcast_pair(builder, pair), _BFLOAT16_PAIRS)
-            for vector, total in zip(vectors, totals, strict=True):
-                added = _intrinsic(
-                    builder, "llvm.x86.avx512bf16.dpbf16ps.512", _VECTOR, builder.load(total), everywhere, vector
-                )
-                builder.store(added, total)
+        changed = [operand.type for operand in operands[:5]]
+        function_type = ir.FunctionType(ir.LiteralStructType(changed), [operand.type for operand in operands])
+        builder.asm(function_type, self._code(shrink is not None), _CONSTRAINTS, operands, side_effect=True)
+
+    def _code(self, shrinks: bool) -> str:
+        """Sums in zmm0 to zmm23, vectors of columns in zmm24 to zmm27, pairs of rows in zmm28 to zmm31."""
+        cells = [(r, c, r * self.num_vectors + c) for r in range(self.num_rows) for c in range(self.num_vectors)]
+        places = [f"{4 * (r * self.out_step + c * LANES)}($12)" for r, c, _ in cells]
+        lines = []
+        for (r, c, sums), place in zip(cells, places, strict=True):
+            if shrinks and c == 0:
+                lines.append(f"vbroadcastss {4 * r}($13), %zmm28")
+            lines.append(
+                f"vmulps {place}, %zmm28, %zmm{sums}" if shrinks else f"vpxord %zmm{sums}, %zmm{sums}, %zmm{sums}"
+            )
+        lines.append(".Ltile${:uid}:")
+        column_at = ("($2)", "($2,$11)", "($2,$11,2)", "($3)")
+        row_at = ("($0)", "($0,$10)", "($0,$10,2)", "($1)", "($1,$10)", "($1,$10,2)")
+        lines += [f"vmovups {column_at[c]}, %zmm{24 + c}" for c in range(self.num_vectors)]
+        for r, c, sums in cells:
+            if c == 0:
+                lines.append(f"vpbroadcastd {row_at[r]}, %zmm{28 + r % 4}")
+            lines.append(f"vdpbf16ps %zmm{24 + c}, %zmm{28 + r % 4}, %zmm{sums}")
+        steps = ((0, 4), (1, 4), (2, 4 * self.pair_step), (3, 4 * self.pair_step))
+        lines += [f"addq $${size}, ${operand}" for operand, size in steps]
+        lines += ["decq $4", "jnz .Ltile${:uid}"]
+        lines += [f"vmovups %zmm{sums}, {place}" for (_, _, sums), place in zip(cells, places, strict=True)]
+        return "\n".join(lines)
+
+
+#: Operands 0 to 4 are counted up and down and are outputs too, so that inputs begin with the fifth: 5 to 9 are the same
+#: five, 10 and 11 the steps in bytes, 12 and 13 `out` and `shrink`.
+_CONSTRAINTS = ",".join(
+    ["=&r"] * 5
+    + [str(operand) for operand in range(5)]
+    + ["r"] * 4
+    + [f"~{{zmm{register}}}" for register in range(32)]
+    + ["~{memory}", "~{flags}"]
+)
 
 
 def _transposed(builder: Any, rows: list[Any]) -> list[Any]:
@@ -250,17 +338,15 @@ def _pair_pointer(builder: Any, pointer: Any, offset: Any) -> Any:
     return builder.bitcast(builder.gep(pointer, [offset]), ir.PointerType(_I32))
 
 
+def _number(value: int) -> Any:
+    return ir.Constant(_I64, value)
+
+
 def _load_pairs(builder: Any, pointer: Any, offset: int, count: int) -> Any:
     """`count` pairs from `offset` on, in a vector of 16."""
     at = builder.gep(pointer, [ir.Constant(_I64, offset)])
     loaded = builder.load(builder.bitcast(at, ir.PointerType(ir.VectorType(_I32, count))), align=2)
     return loaded if count == LANES else _shuffle(builder, loaded, loaded, [lane % count for lane in range(LANES)])
-
-
-def _broadcast_pair(builder: Any, pair: Any) -> Any:
-    undefined = ir.Constant(_PAIRS, ir.Undefined)
-    vector = builder.insert_element(undefined, pair, ir.Constant(_I32, 0))
-    return _shuffle(builder, vector, undefined, [0] * LANES)
 
 
 def _put(builder: Any, vector: Any, pointer: Any, offset: int) -> None:

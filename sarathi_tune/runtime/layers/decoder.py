@@ -1,6 +1,7 @@
 """One decoder layer: norm, attention, norm, gated MLP, each added to the residual stream."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -11,10 +12,16 @@ from sarathi_tune.runtime.layers.elementwise import Elementwise, HeadShape
 from sarathi_tune.runtime.layers.linear import Linear
 from sarathi_tune.runtime.layers.rotary import RotaryTable
 
+if TYPE_CHECKING:
+    from sarathi_tune.runtime.layers.few_rows import FewRowsLayer
+
 
 @dataclass(frozen=True, slots=True)
 class DecoderLayer:
-    """The weights of one layer; q, k and v are one matmul, and so are gate and up."""
+    """The weights of one layer; q, k and v are one matmul, and so are gate and up.
+
+    `few`: what computes steps of few rows, if there is something better for them.
+    """
 
     input_norm: torch.Tensor
     qkv: Linear
@@ -24,6 +31,7 @@ class DecoderLayer:
     gate_up: Linear
     down: Linear
     norm_eps: float
+    few: "FewRowsLayer | None" = None
 
     def __call__(
         self,
@@ -40,6 +48,8 @@ class DecoderLayer:
         `kept`: the batch's rows that are sampled from, in the last layer: of the others only keys and values are used.
         Then the result has these rows only.
         """
+        if self.few is not None and kept is None and len(hidden) <= self.few.MOST_ROWS:
+            return self.few(hidden, batch, cache, table, attention)
         normed = ops.rms_norm(hidden, self.input_norm, self.norm_eps)
         query = ops.rotate_and_store(self.qkv(normed), self.heads, table, batch, cache)
         if kept is not None:

@@ -1,14 +1,18 @@
 """y = x W^T + b (+ residual), plain or with weights repacked for oneDNN.
 
 A bfloat16 matmul on a CPU first copies its weight into blocks, at every call. Done once, ahead, a decode step over the
-same weights takes half the time; a 512-token chunk gains a tenth.
+same weights takes half the time; a 512-token chunk gains a tenth. Steps of few rows have a kernel and a copy of the
+weights of their own, where memory is plenty.
 """
 
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import torch
 from torch.nn import functional
+
+from sarathi_tune.runtime.kernels.arrays import as_array
+from sarathi_tune.runtime.kernels.availability import KERNEL_LANES, has_bfloat16_dot
 
 
 class Linear(Protocol):
@@ -54,6 +58,38 @@ class PackedLinear:
         return y
 
 
+class FewRowsLinear:
+    """A layer that computes up to FEW_ROWS rows by `kernels.linear` and more by another one."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, many: Linear) -> None:
+        from sarathi_tune.runtime.kernels.linear import apply_linear, pack_weight
+
+        #: The packed weight and the bias, as kernels take them.
+        self.arrays = (
+            as_array(pack_weight(weight)),
+            as_array(torch.empty(0, dtype=weight.dtype) if bias is None else bias),
+        )
+        self._no_residual = as_array(torch.empty(0, 0, dtype=weight.dtype))
+        self._num_columns = weight.shape[0]
+        self._apply: Any = apply_linear
+        self._many = many
+
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """Apply the layer."""
+        if len(x) > FEW_ROWS:
+            return self._many(x, residual)
+        y = torch.empty(len(x), self._num_columns, dtype=x.dtype)
+        added = self._no_residual if residual is None else as_array(residual.contiguous())
+        self._apply(torch.get_num_threads(), as_array(x.contiguous()), *self.arrays, added, as_array(y))
+        return y
+
+
+#: Up to so many rows the kernel is faster than oneDNN on all of a layer's matmuls (1.0 to 2.4 times at 1 to 32 rows of
+#: SmolLM2-135M, Zen 5); the LM head, which is one large matmul, gains nothing.
+FEW_ROWS = 32
+#: A second copy of the weights may take this part of the free memory.
+COPY_FRACTION = 1 / 8
+
 #: Above so many rows a step is filled up to a multiple of ROW_MULTIPLE: oneDNN generates code for each new number of
 #: rows, which costs 2 to 4 ms, and live steps would meet ever new ones. Its own blocks make 257 rows as slow as 264.
 EXACT_ROWS, ROW_MULTIPLE = 32, 8
@@ -66,6 +102,7 @@ class LinearChoice:
     packed: bool
     name: str
     reason: str
+    few_rows: bool = False
 
     def padded_rows(self, num_tokens: int) -> int:
         """How many rows a step of so many tokens is best computed with."""
@@ -73,9 +110,22 @@ class LinearChoice:
             return num_tokens
         return -(-num_tokens // ROW_MULTIPLE) * ROW_MULTIPLE
 
-    def build(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
-        """The layer over `weight` [out, in] and `bias` [out]."""
-        return PackedLinear(weight, bias) if self.packed else PlainLinear(weight, bias)
+    def build(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, is_head: bool = False) -> Linear:
+        """The layer over `weight` [out, in] and `bias` [out]; `is_head`: it is the LM head."""
+        if not self.packed:
+            return PlainLinear(weight, bias)
+        many = PackedLinear(weight, bias)
+        fits = weight.shape[0] % KERNEL_LANES == 0 and weight.shape[1] % 2 == 0
+        return FewRowsLinear(weight, bias, many) if self.few_rows and fits and not is_head else many
+
+    def with_copy_for_few_rows(self, weight_bytes: int, free_bytes: int) -> "LinearChoice":
+        """The choice with a second copy of the weights, for steps of few rows, if there is memory and a kernel for it.
+
+        `weight_bytes`: of all layers; `free_bytes`: of the device, beside everything else that is kept there.
+        """
+        if not self.packed or weight_bytes > free_bytes * COPY_FRACTION or not has_bfloat16_dot():
+            return self
+        return replace(self, few_rows=True, reason=f"{self.reason}; up to {FEW_ROWS} rows by a kernel of our own")
 
 
 def pick_linear(device: torch.device, dtype: torch.dtype) -> LinearChoice:

@@ -1,0 +1,68 @@
+"""The two halves of a decoder layer around attention, for steps of few rows: one call each.
+
+With few rows a layer's nine kernels take about as long to call as to run. What isn't a matmul is done by the calling
+thread alone as long as that is quicker than waking the others.
+
+Elements are `uint16`, the bits of a bfloat16. The functions take the number of threads first; a weight comes as a pair
+of its packed form (`kernels.linear`) and its bias ([out] or [0]).
+"""
+
+# numba infers the types.
+# mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators
+
+import numba
+import numpy as np
+
+from sarathi_tune.runtime.kernels.elementwise import _rms_norm_rows, _rotate_and_store_tokens, _silu_mul_rows
+from sarathi_tune.runtime.kernels.linear import _apply_groups
+from sarathi_tune.runtime.kernels.options import OPTIONS
+from sarathi_tune.runtime.kernels.parallel import parallel_for
+
+_LANES = 16
+#: Up to so many rows the calling thread does alone what isn't a matmul.
+_ROWS_ALONE = 8
+
+
+@numba.njit(**OPTIONS)
+def _columns(packed):
+    return packed.shape[0] * _LANES
+
+
+@numba.njit(**OPTIONS)
+def before_attention(
+    threads, hidden, norm, eps, qkv_weight, cos, sin, positions, slots, head_norms, head_eps, query, keys, values
+):
+    """Norm, q, k and v, rotation; writes keys and values into their slots, and `query`.
+
+    hidden: [rows, hidden]. query: [num_kv_heads, rows, group, head_dim]. The rest as `rotate_and_store` takes it.
+    """
+    packed, bias = qkv_weight
+    num_rows = hidden.shape[0]
+    normed = np.empty_like(hidden)
+    qkv = np.empty((num_rows, _columns(packed)), np.uint16)
+    helpers = threads if num_rows > _ROWS_ALONE else 1
+    parallel_for(_rms_norm_rows, num_rows, helpers, (hidden, norm, eps, normed))
+    parallel_for(_apply_groups, packed.shape[0], threads, (normed, packed, bias, normed[:0], qkv))
+    rotated = (qkv, cos, sin, positions, slots, head_norms, head_eps, query, keys, values)
+    parallel_for(_rotate_and_store_tokens, num_rows, helpers, rotated)
+
+
+@numba.njit(**OPTIONS)
+def after_attention(threads, attended, hidden, output_weight, norm, eps, gate_up_weight, down_weight, out):
+    """Output projection, norm and gated MLP, each added to `hidden`. attended: [rows, heads * head_dim]. hidden, out:
+    [rows, hidden]."""
+    packed_output, output_bias = output_weight
+    packed_gate_up, gate_up_bias = gate_up_weight
+    packed_down, down_bias = down_weight
+    num_rows = hidden.shape[0]
+    middle, normed = np.empty_like(hidden), np.empty_like(hidden)
+    gate_up = np.empty((num_rows, _columns(packed_gate_up)), np.uint16)
+    inner = np.empty((num_rows, _columns(packed_gate_up) // 2), np.uint16)
+    parallel_for(_apply_groups, packed_output.shape[0], threads, (attended, packed_output, output_bias, hidden, middle))
+    helpers = threads if num_rows > _ROWS_ALONE else 1
+    parallel_for(_rms_norm_rows, num_rows, helpers, (middle, norm, eps, normed))
+    parallel_for(
+        _apply_groups, packed_gate_up.shape[0], threads, (normed, packed_gate_up, gate_up_bias, normed[:0], gate_up)
+    )
+    parallel_for(_silu_mul_rows, num_rows, helpers, (gate_up, inner))
+    parallel_for(_apply_groups, packed_down.shape[0], threads, (inner, packed_down, down_bias, middle, out))
