@@ -255,11 +255,23 @@ def _print_basis(result: Result, console: Console) -> None:
         ("workload", _workload(result.workload)),
         ("scheduler", _scheduling(result.settings)),
         ("machine", _describe(result.machine, "name", "device", "threads")),
-        ("engine", _describe(result.engine, "name", "version", attention="attention", linear="linear layers")),
+        ("engine", _engine(result.engine)),
         ("time", ", ".join(f"{phase.name} {phase.seconds:.0f} s" for phase in result.phases)),
         ("profile", str(Path(result.folder) / result.profile) if result.profile else ""),
     ]
     print_facts("Rests on", [(name, value) for name, value in lines if value], console)
+
+
+def _engine(engine: Mapping[str, Any]) -> str:
+    """The back ends, and how many steps were replayed from CUDA graphs."""
+    back_ends = _describe(engine, "name", "version", attention="attention", linear="linear layers")
+    graphs = engine.get("graphs")
+    if not isinstance(graphs, Mapping):
+        return back_ends
+    counts = [graphs.get(name, 0) for name in ("replayed", "eager_decode", "eager_prefill")]
+    if not graphs.get("captured"):
+        return f"{back_ends}, no CUDA graphs"
+    return f"{back_ends}, CUDA graphs for {counts[0]:,} of {sum(counts):,} steps"
 
 
 def _scheduling(settings: Mapping[str, Any]) -> str:

@@ -15,6 +15,7 @@ from sarathi_tune.errors import UsageError
 from sarathi_tune.runtime.attention.base import AttentionShape
 from sarathi_tune.runtime.attention.pick import pick_attention
 from sarathi_tune.runtime.batch import build_batch, pad_rows
+from sarathi_tune.runtime.graphs import GraphedStep, graph_obstacle
 from sarathi_tune.runtime.kvcache import KVCache
 from sarathi_tune.runtime.layers.elementwise import pick_elementwise
 from sarathi_tune.runtime.layers.linear import pick_linear
@@ -44,6 +45,7 @@ class RunnerOptions:
     dtype: DtypeName | None = None
     attention: str = "auto"
     seed: int = 0
+    max_num_seqs: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,16 +119,27 @@ def load_model(
 class Runner:
     """A model, its KV cache and its device. Implements `engine.executor.Executor`.
 
-    `description`: what computed the steps (model, dtype, device, back ends with their reasons, threads), for profiles
-    and results.
+    `description`: what computed the steps (model, dtype, device, back ends with their reasons, threads, how many steps
+    so far were replayed from CUDA graphs), for profiles and results.
     """
 
     def __init__(self, model: Model, cache: KVCache, device: torch.device, description: Mapping[str, Any]) -> None:
-        self.description = MappingProxyType(dict(description))
         self.cache = cache
+        self._description = dict(description)
         self._swap_space = SwapSpace(cache)
         self._model = model
+        self._graphs: GraphedStep | None = None
+        self._no_graphs = "no number of requests was given to capture them for"
         self._device = device
+
+    @property
+    def description(self) -> Mapping[str, Any]:
+        """See the class."""
+        if self._graphs is None:
+            graphs: dict[str, Any] = {"captured": [], "reason": self._no_graphs}
+        else:
+            graphs = {"captured": list(self._graphs.sizes), **self._graphs.coverage.as_dict()}
+        return MappingProxyType(self._description | {"graphs": graphs})
 
     @classmethod
     def build(
@@ -139,16 +152,33 @@ class Runner:
         dtype: DtypeName | None = None,
         attention: str = "auto",
         seed: int = 0,
+        max_num_seqs: int = 0,
     ) -> "Runner":
         """Load (or draw, with `seed`) the weights, allocate `num_pages` pages of KV cache, and warm up.
 
-        Raises OutOfMemoryError when it doesn't fit, ModelError for unusable weights, UsageError for a device or an
-        attention back end that isn't there.
+        Decode steps of up to `max_num_seqs` requests are captured in CUDA graphs where the device and the attention
+        back end can; 0 captures none. Raises OutOfMemoryError when it doesn't fit, ModelError for unusable weights,
+        UsageError for a device or an attention back end that isn't there.
         """
         loaded = load_model(source, RunnerOptions(num_pages, page_tokens, device, dtype, attention, seed))
         runner = cls(loaded.model, loaded.cache, loaded.device, loaded.description)
         runner.warm_up()
+        if max_num_seqs:
+            runner.capture_decodes(max_num_seqs)
         return runner
+
+    def capture_decodes(self, max_num_seqs: int) -> None:
+        """Capture decode steps of up to so many requests in CUDA graphs, if that is possible here. Raises
+        OutOfMemoryError when there is no room left for them."""
+        obstacle = graph_obstacle(self._model.attention, self._device)
+        if obstacle is not None:
+            self._no_graphs = obstacle
+            return
+        max_key_length = min(len(self._model.rotary.cos), self.cache.num_pages * self.cache.page_tokens)
+        with torch.inference_mode():
+            self._graphs = GraphedStep.build(
+                self._model, self.cache, self._device, max_rows=max_num_seqs, max_key_length=max_key_length
+            )
 
     def execute(self, plan: StepPlan) -> list[int]:
         """Compute a step and return one token id per slice that samples, in the plan's order.
@@ -184,7 +214,8 @@ class Runner:
             self._swap_space.apply(swap)
         batch = build_batch(plan, self.cache, self._device)
         padded = pad_rows(batch, self._model.linear.padded_rows(batch.num_tokens), self.cache)
-        return self._model(padded, self.cache)
+        step = self._model if self._graphs is None else self._graphs
+        return step(padded, self.cache)
 
     def _synchronise(self) -> None:
         if self._device.type == "cuda":

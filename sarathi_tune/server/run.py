@@ -75,6 +75,7 @@ def build_engine(config: ServeConfig, source: ModelSource) -> Built:
         dtype=device.dtype,
         attention=device.attention,
         seed=config.seed,
+        max_num_seqs=engine.max_num_seqs,
     )
     return Built(Engine(engine, runner, SystemClock()), runner.description)
 

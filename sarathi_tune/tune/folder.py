@@ -1,7 +1,7 @@
 """Where a run keeps what it has: the journal of measured steps, the profile, each finished verification, the result."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -9,6 +9,7 @@ from typing import Any
 
 from sarathi_tune.errors import DocumentError, UsageError
 from sarathi_tune.measure.documents import read_json, write_json
+from sarathi_tune.notices import Notice
 from sarathi_tune.report.codec import from_json, to_json
 from sarathi_tune.report.result import Run
 
@@ -55,11 +56,12 @@ class RunFolder:
             write_json(path, known, "state of the run")
         return float(known[name])
 
-    def save_run(self, key: Mapping[str, Any], run: Run) -> None:
-        """Keep a finished verification run, so that resuming doesn't repeat it."""
-        write_json(self._run_path(key), {"key": dict(key), "run": to_json(run)}, "verification run")
+    def save_run(self, key: Mapping[str, Any], run: Run, notices: Sequence[Notice]) -> None:
+        """Keep a finished verification run and what there was to say about it, so that resuming doesn't repeat it."""
+        told = [notice.as_dict() for notice in notices]
+        write_json(self._run_path(key), {"key": dict(key), "run": to_json(run), "notices": told}, "verification run")
 
-    def saved_run(self, key: Mapping[str, Any]) -> Run | None:
+    def saved_run(self, key: Mapping[str, Any]) -> tuple[Run, tuple[Notice, ...]] | None:
         """The verification run of exactly this key, if it was finished before an interruption."""
         path = self._run_path(key)
         if not self.is_resumed or not path.exists():
@@ -67,7 +69,11 @@ class RunFolder:
         document = read_json(path, "verification run")
         if not isinstance(document, dict) or document.get("key") != json.loads(json.dumps(key)):
             return None
-        return from_json(Run, document.get("run"), "run")
+        told = document.get("notices")
+        if not isinstance(told, list):
+            return None
+        notices = tuple(from_json(Notice, notice, f"notices[{index}]") for index, notice in enumerate(told))
+        return from_json(Run, document.get("run"), "run"), notices
 
     def _run_path(self, key: Mapping[str, Any]) -> Path:
         return self.path / f"verify-{key['role']}-{key['budget_tokens']}-{key['rate_per_s']:.4g}.json"

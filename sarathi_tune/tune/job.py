@@ -43,7 +43,13 @@ def open_job(config: TuneConfig, ui: Ui) -> Job:
     interrupted = interrupted_folder(config.out_dir) if config.resume else None
     with ui.phase("prepare"):
         settings = settle(config, device_type(config))
-        machine = open_machine(settings.source, config.device, num_pages=settings.num_pages, seed=config.seed)
+        machine = open_machine(
+            settings.source,
+            config.device,
+            num_pages=settings.num_pages,
+            seed=config.seed,
+            max_num_seqs=settings.decodes,
+        )
     return Job(config, settings, interrupted or new_folder(config.out_dir, config.model), machine)
 
 

@@ -25,8 +25,9 @@ class Machine:
     notices: tuple[Notice, ...]
 
 
-def open_machine(source: ModelSource, steps: DeviceConfig, *, num_pages: int, seed: int) -> Machine:
-    """Set the threads and load the model with `num_pages` pages of KV cache, spread over processes as `steps` asks.
+def open_machine(source: ModelSource, steps: DeviceConfig, *, num_pages: int, seed: int, max_num_seqs: int) -> Machine:
+    """Set the threads and load the model with `num_pages` pages of KV cache, spread over processes as `steps` asks;
+    decode steps of up to `max_num_seqs` requests are captured in CUDA graphs where there are some.
 
     Raises OutOfMemoryError, ModelError, RankError for another process that fails, or UsageError for a device or an
     attention back end that isn't there, or a model that can't be spread so.
@@ -35,7 +36,9 @@ def open_machine(source: ModelSource, steps: DeviceConfig, *, num_pages: int, se
     from sarathi_tune.runtime.runner import RunnerOptions
 
     cpu = describe_cpu()
-    options = RunnerOptions(num_pages, steps.page_tokens, steps.device, steps.dtype, steps.attention, seed)
+    options = RunnerOptions(
+        num_pages, steps.page_tokens, steps.device, steps.dtype, steps.attention, seed, max_num_seqs
+    )
     runner = build_runner(source, options, steps.layout, steps.threads)
     is_gpu = str(runner.description["device"]).startswith("cuda")
     gpu, gpu_notices = open_gpu() if is_gpu else (None, ())

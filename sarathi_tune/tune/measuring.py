@@ -57,7 +57,8 @@ def time_shapes(
         )
     num_pages = max(shape.num_pages(steps.page_tokens) for shape in shapes)
     with ui.phase("prepare"):
-        machine = open_machine(source, steps, num_pages=num_pages, seed=seed)
+        most = max(shape.decodes for shape in shapes)
+        machine = open_machine(source, steps, num_pages=num_pages, seed=seed, max_num_seqs=most)
         bench = Bench.build(machine.runner, vocab_size=config.vocab_size, seed=seed)
     design = design_for_shapes(shapes, repeats, seed)
     with ui.phase("measure", total=len(shapes) * (repeats + 1)) as phase:

@@ -54,7 +54,7 @@ def verify(job: Job, played: Scenario, profile: Profile, trial: Trial, ui: Ui) -
     saved = job.folder.saved_run(key)
     if saved is not None:
         ui.note(f"{trial.budget_tokens:,} tokens at {trial.rate_per_s:.3g} req/s was verified before.")
-        return saved, ()
+        return saved
     plan = plan_verification(
         trial.rate_per_s, job.settings.workload, seconds=trial.seconds, max_seconds=2 * trial.seconds, share=1.0
     )
@@ -67,9 +67,9 @@ def verify(job: Job, played: Scenario, profile: Profile, trial: Trial, ui: Ui) -
     )
     observed = _observe(job, profile, trial, plan, requests, ui)
     run, notices = _judge(job, played, trial, plan, requests, observed)
-    run = replace(run, duration_s=time.perf_counter() - started_s)
-    job.folder.save_run(key, run)
-    return run, (*plan.notices, *notices)
+    run, notices = replace(run, duration_s=time.perf_counter() - started_s), (*plan.notices, *notices)
+    job.folder.save_run(key, run, notices)
+    return run, notices
 
 
 @dataclass(frozen=True, slots=True)

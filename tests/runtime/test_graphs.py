@@ -28,6 +28,8 @@ from sarathi_tune.runtime.layers.elementwise import TorchElementwise
 from sarathi_tune.runtime.layers.linear import pick_linear
 from sarathi_tune.runtime.model import Model, build_model
 from sarathi_tune.runtime.weights import random_weights
+from tests.hf_models import hf_greedy
+from tests.runtime.conftest import ReferenceMaker, build_runner, chunk, poison, prompt_of, request_of
 
 CPU = torch.device("cpu")
 PAGE_TOKENS = 16
@@ -241,3 +243,38 @@ def test_what_stands_in_the_way_of_graphs_is_said() -> None:
     assert on_gpu is not None
     assert "host" in on_gpu
     assert TritonAttention.graph_safe
+
+
+def test_a_runner_replays_decode_steps_and_says_how_many(
+    reference: ReferenceMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prefill 40 tokens in two chunks, then decode: transformers' ids, and the decodes are counted as replayed."""
+    monkeypatch.setattr("sarathi_tune.runtime.runner.graph_obstacle", lambda *_: None)
+    monkeypatch.setattr("sarathi_tune.runtime.graphs._CudaCapture", lambda _device: Rerun)
+    hf = reference("llama")
+    runner = build_runner(hf, attention="reference")
+    runner._model = replace(runner._model, attention=Switch(AttentionShape.of(hf.source.config)))
+    runner.capture_decodes(3)
+    poison(runner)
+    prompt = prompt_of(40, seed=4)
+    request = request_of(prompt, range(4))
+    assert runner.execute(StepPlan((chunk(request, 0, 33),))) == []
+    output = runner.execute(StepPlan((chunk(request, 33, 7),)))
+    for _ in range(5):
+        request = request_of([*prompt, *output], range(4))
+        output += runner.execute(StepPlan((Slice(request, request.num_tokens - 1, 1, is_decode=True, samples=True),)))
+    assert output == hf_greedy(hf.hf_model, prompt, 6)
+    assert runner.description["graphs"] == {
+        "captured": [1, 2, 3],
+        "replayed": 5,
+        "eager_decode": 0,
+        "eager_prefill": 2,
+    }
+
+
+def test_a_runner_on_a_cpu_says_why_it_has_no_graphs(reference: ReferenceMaker) -> None:
+    runner = build_runner(reference("llama"), max_num_seqs=4)
+    assert runner.description["graphs"] == {
+        "captured": [],
+        "reason": "CUDA graphs need a CUDA device and this is cpu",
+    }

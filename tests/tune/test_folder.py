@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from sarathi_tune.errors import DocumentError, UsageError
+from sarathi_tune.notices import machine_busy, machine_drifted
 from sarathi_tune.tune.folder import RunFolder, interrupted_folder, new_folder
 from tests.report.examples import recommended
 
@@ -80,9 +81,10 @@ def test_an_empty_folder_goes_away_and_a_used_one_stays(tmp_path: Path) -> None:
 
 def test_a_finished_verification_is_taken_from_a_resumed_folder_only(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    folder.save_run(KEY, RUN)
+    said = (machine_busy(1.9, 2, 0.8), machine_drifted(256, 1.1, 0.9))
+    folder.save_run(KEY, RUN, said)
     assert folder.saved_run(KEY) is None
-    assert RunFolder(tmp_path, is_resumed=True).saved_run(KEY) == RUN
+    assert RunFolder(tmp_path, is_resumed=True).saved_run(KEY) == (RUN, said)
 
 
 @pytest.mark.parametrize(
@@ -90,17 +92,17 @@ def test_a_finished_verification_is_taken_from_a_resumed_folder_only(tmp_path: P
 )
 def test_a_verification_of_something_else_is_not_taken(tmp_path: Path, change: dict[str, object]) -> None:
     folder = RunFolder(tmp_path, is_resumed=True)
-    folder.save_run(KEY, RUN)
+    folder.save_run(KEY, RUN, ())
     assert folder.saved_run(KEY | change) is None
 
 
 def test_two_verifications_do_not_overwrite_each_other(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path, is_resumed=True)
     other = KEY | {"role": "control", "budget_tokens": 2048}
-    folder.save_run(KEY, RUN)
-    folder.save_run(other, replace(RUN, role="control", budget_tokens=2048))
+    folder.save_run(KEY, RUN, ())
+    folder.save_run(other, replace(RUN, role="control", budget_tokens=2048), ())
     saved = folder.saved_run(KEY), folder.saved_run(other)
-    assert saved == (RUN, replace(RUN, role="control", budget_tokens=2048))
+    assert saved == ((RUN, ()), (replace(RUN, role="control", budget_tokens=2048), ()))
 
 
 def test_what_was_measured_once_is_recalled(tmp_path: Path) -> None:

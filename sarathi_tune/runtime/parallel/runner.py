@@ -59,6 +59,7 @@ class ParallelRunner:
         layout = self._ranks.setup.layout
         known = dict(self._worker.loaded.description)
         known |= {"ranks": layout.num_ranks, "collectives": self._ranks.setup.backend}
+        known["graphs"] = {"captured": [], "reason": "steps that are spread over processes aren't captured"}
         if layout.pipeline > 1:
             known["pipeline"] = self._times.as_dict()
         return MappingProxyType(known)

@@ -20,6 +20,7 @@ from sarathi_tune.errors import UsageError
 from sarathi_tune.goodput.surface import Scenario, saturation_rate
 from sarathi_tune.loadgen.record import LoadResult
 from sarathi_tune.machine.conditions import ConditionsProbe, condition_notices
+from sarathi_tune.machine.description import describe_machine
 from sarathi_tune.measure.bench import Bench
 from sarathi_tune.measure.profile import Profile, load_profile
 from sarathi_tune.measure.shapes import Shape
@@ -28,12 +29,13 @@ from sarathi_tune.report.build import versions
 from sarathi_tune.report.comparison import Comparison, Contender, Outcome
 from sarathi_tune.report.progress import Ui
 from sarathi_tune.stepmodel.fit import StepModel, fit_step_model
-from sarathi_tune.tune.comparing.basis import SLO_DECODE_STEPS, Machine, measure_profile, open_machine
+from sarathi_tune.tune.comparing.basis import SLO_DECODE_STEPS, measure_profile
 from sarathi_tune.tune.comparing.load import STREAM_PROMPT_TOKENS, Load, SteadyPace, steady_load, workload_load
 from sarathi_tune.tune.comparing.outcome import outcome
 from sarathi_tune.tune.comparing.pace import Pacer, default_prompt_tokens, mean_context, settle_pace
 from sarathi_tune.tune.comparing.playing import Arena, play_really, steady_capacity, workload_capacity
 from sarathi_tune.tune.drift import Anchors, Drift, drifted, mean_drift, measure_drift
+from sarathi_tune.tune.machine import Machine, open_machine
 from sarathi_tune.tune.predicting import loop_overhead_ms
 from sarathi_tune.tune.settings import batch_context, chunk_prefix
 from sarathi_tune.workload.load import load_workload
@@ -109,7 +111,7 @@ def run_compare(config: CompareConfig, ui: Ui) -> Comparison:
         arrivals_s=bout.load.arrivals_s,
         percentile=question.percentile,
         notices=tuple(notice.as_dict() for notice in dict.fromkeys((*bout.load.notices, *notices))),
-        machine=machine.facts if machine else profile.machine,
+        machine=describe_machine(machine.gpu).as_dict() if machine else profile.machine,
         model=profile.model,
         engine=facts,
         scheduling={
@@ -179,7 +181,14 @@ def _open(config: CompareConfig, subject: _Subject, num_pages: int | None, ui: U
     answers = subject.decodes * (subject.context + _ASSUMED_ANSWER_TOKENS)
     others = config.steady.num_prompts * subject.prompt_tokens
     usual = -(-(prompts + answers + others) // page) + subject.decodes
-    return open_machine(config, subject.source, num_pages or usual, ui)
+    with ui.phase("prepare"):
+        return open_machine(
+            subject.source,
+            config.device,
+            num_pages=num_pages or usual,
+            seed=config.seed,
+            max_num_seqs=subject.decodes,
+        )
 
 
 def _loop_ms(subject: _Subject) -> float:

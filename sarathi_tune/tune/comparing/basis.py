@@ -1,66 +1,24 @@
-"""What a comparison stands on: step times (a profile, given or measured now) and, for real runs, a runner."""
+"""What a comparison stands on: step times (a profile, given or measured now)."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
 
 from sarathi_tune.config.compare import CompareConfig
 from sarathi_tune.config.source import ModelSource
-from sarathi_tune.machine.conditions import ConditionsProbe, thread_notices
-from sarathi_tune.machine.cpu import describe_cpu
+from sarathi_tune.machine.conditions import ConditionsProbe
 from sarathi_tune.machine.description import describe_machine
-from sarathi_tune.machine.gpu import Gpu, open_gpu
 from sarathi_tune.measure.bench import Bench
 from sarathi_tune.measure.design import DesignSpace, plan_design, probe_cost
 from sarathi_tune.measure.profile import Profile, save_profile
 from sarathi_tune.measure.rounds import Progress, measure_all
 from sarathi_tune.measure.shapes import Shape
-from sarathi_tune.notices import Notice
 from sarathi_tune.report.progress import Phase, Ui
-
-if TYPE_CHECKING:
-    from sarathi_tune.runtime.runner import Runner
+from sarathi_tune.tune.machine import Machine
 
 #: Seconds for the short profile: enough for the region around the objective and for a whole prompt.
 MEASURE_S = 18.0
 #: The objective when none is given, in decode steps: the paper's strict one (OSDI 2024, section 5).
 SLO_DECODE_STEPS = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """The device with its model loaded. `notices`: what there is to say about device and threads."""
-
-    runner: "Runner"
-    gpu: Gpu | None
-    facts: Mapping[str, Any]
-    notices: tuple[Notice, ...]
-
-
-def open_machine(config: CompareConfig, source: ModelSource, num_pages: int, ui: Ui) -> Machine:
-    """Load the model with its threads set. Raises OutOfMemoryError, ModelError or UsageError."""
-    import torch
-
-    from sarathi_tune.runtime.runner import Runner
-
-    with ui.phase("prepare"):
-        cpu = describe_cpu()
-        threads = config.device.threads or cpu.threads
-        torch.set_num_threads(threads)
-        runner = Runner.build(
-            source,
-            num_pages=num_pages,
-            page_tokens=config.device.page_tokens,
-            device=config.device.device,
-            dtype=config.device.dtype,
-            attention=config.device.attention,
-            seed=config.seed,
-        )
-        is_gpu = str(runner.description["device"]).startswith("cuda")
-        gpu, gpu_notices = open_gpu() if is_gpu else (None, ())
-    notices = (*gpu_notices, *thread_notices(threads, len(cpu.cores), cpu.quota))
-    return Machine(runner, gpu, describe_machine(gpu).as_dict(), notices)
 
 
 def measure_profile(
@@ -87,7 +45,7 @@ def measure_profile(
     description = machine.runner.description
     profile = Profile(
         samples=measurement.samples,
-        machine=machine.facts,
+        machine=describe_machine(machine.gpu).as_dict(),
         model={"name": source.config.name, "dtype": description["dtype"], "weights": description["weights"]},
         engine=dict(description),
         conditions=measurement.conditions,
