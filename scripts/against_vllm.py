@@ -84,15 +84,19 @@ def main() -> None:
         print(f"round {turn + 1} of {options.rounds}, load {os.getloadavg()[0]:.1f}", file=sys.stderr)
         vllm.append(time_vllm(options.vllm_python, options.model, options.threads, options.repeats))
         ours.append(time_ours(options.model, options.threads, options.repeats))
-    options.out.mkdir(parents=True, exist_ok=True)
+        write(options.out, options.threads, vllm, ours)
+    print(as_table(vllm, ours))
+
+
+def write(out: Path, threads: int, vllm: Sequence[Times], ours: Sequence[Times]) -> None:
+    """Both files, with the rounds so far."""
+    out.mkdir(parents=True, exist_ok=True)
     rows = [
         {"step": name_of(*shape), "vllm_ms": [times[i] for times in vllm], "ours_ms": [times[i] for times in ours]}
         for i, shape in enumerate(SHAPES)
     ]
-    (options.out / "step-times.json").write_text(json.dumps({"threads": options.threads, "steps": rows}) + "\n")
-    table = as_table(vllm, ours)
-    (options.out / "step-times.md").write_text(table + "\n")
-    print(table)
+    (out / "step-times.json").write_text(json.dumps({"threads": threads, "steps": rows}) + "\n")
+    (out / "step-times.md").write_text(as_table(vllm, ours) + "\n")
 
 
 def _output(command: list[str]) -> str:
