@@ -1,6 +1,6 @@
 """Faults that engines like this one had (public threads), as far as the scheduler and the page pool can have them.
 
-The numbers are those of the list of field cases; what needs a device's arithmetic stands in tests/runtime/.
+What needs a device's arithmetic stands in tests/runtime/.
 """
 
 import pytest
@@ -10,7 +10,7 @@ from sarathi_tune.errors import RequestRefusedError
 from tests.engine.doubles import expected_output, make_engine, make_request, run_until_idle
 
 
-def test_case_02_a_preempted_request_comes_back_with_the_same_output() -> None:
+def test_a_preempted_request_comes_back_with_the_same_output() -> None:
     # 6 pages of 4 tokens; two requests that both want 5 pages in the end
     engine, _, _ = make_engine(budget=8, num_pages=6, page_tokens=4)
     requests = [make_request(request_id, 4, 14) for request_id in (1, 2)]
@@ -22,7 +22,7 @@ def test_case_02_a_preempted_request_comes_back_with_the_same_output() -> None:
         assert request.output == expected_output(list(request.prompt), 14)
 
 
-def test_case_03_a_preempted_request_with_output_is_a_prefill_again() -> None:
+def test_a_preempted_request_with_output_is_a_prefill_again() -> None:
     engine, executor, _ = make_engine(budget=64, num_pages=6, page_tokens=4)
     for request_id in (1, 2):
         engine.add(make_request(request_id, 4, 14))
@@ -34,7 +34,7 @@ def test_case_03_a_preempted_request_with_output_is_a_prefill_again() -> None:
     assert back[3] is False
 
 
-def test_case_06_every_slice_has_a_page_of_its_own_to_write_to() -> None:
+def test_every_slice_has_a_page_of_its_own_to_write_to() -> None:
     # the pool is used to its last page; the ledger fails on any slot that two requests write
     engine, _, _ = make_engine(budget=8, num_pages=8, page_tokens=4, max_num_seqs=2)
     requests = [make_request(request_id, 12, 5) for request_id in (1, 2)]
@@ -45,7 +45,7 @@ def test_case_06_every_slice_has_a_page_of_its_own_to_write_to() -> None:
     assert [request.output for request in requests] == [expected_output(list(r.prompt), 5) for r in requests]
 
 
-def test_case_07_two_prompts_of_70_percent_of_the_pool_both_finish() -> None:
+def test_two_prompts_of_70_percent_of_the_pool_both_finish() -> None:
     engine, _, _ = make_engine(budget=8, num_pages=20, page_tokens=4)
     requests = [make_request(request_id, 56, 4) for request_id in (1, 2)]
     for request in requests:
@@ -59,7 +59,7 @@ def test_case_07_two_prompts_of_70_percent_of_the_pool_both_finish() -> None:
     ("prompt", "output", "says"),
     [(0, 3, "empty"), (5, 0, "no output"), (90, 20, "context is 100"), (60, 10, "whole pool holds 64")],
 )
-def test_case_08_what_can_never_fit_is_refused_and_the_next_one_runs(prompt: int, output: int, says: str) -> None:
+def test_what_can_never_fit_is_refused_and_the_next_one_runs(prompt: int, output: int, says: str) -> None:
     engine, _, _ = make_engine(num_pages=16, page_tokens=4, max_model_len=100)
     with pytest.raises(RequestRefusedError, match=says):
         engine.add(make_request(1, prompt, output))
@@ -69,7 +69,7 @@ def test_case_08_what_can_never_fit_is_refused_and_the_next_one_runs(prompt: int
     assert request.state is RequestState.FINISHED
 
 
-def test_case_09_fewer_tokens_than_requests_nobody_running_starves_and_no_chunk_is_negative() -> None:
+def test_fewer_tokens_than_requests_nobody_running_starves_and_no_chunk_is_negative() -> None:
     engine, executor, _ = make_engine(budget=2, max_num_seqs=8, num_pages=512)
     requests = [make_request(request_id, 3, 50) for request_id in range(5)]
     for request in requests:
@@ -82,14 +82,14 @@ def test_case_09_fewer_tokens_than_requests_nobody_running_starves_and_no_chunk_
     assert all(request.state is RequestState.FINISHED for request in requests)
 
 
-def test_case_10_three_chunks_give_exactly_one_token() -> None:
+def test_three_chunks_give_exactly_one_token() -> None:
     engine, _, _ = make_engine(budget=4)
     engine.add(make_request(1, 12, 1))
     results = run_until_idle(engine)
     assert [len(result.emissions) for result in results] == [0, 0, 1]
 
 
-def test_case_11_pages_are_counted_as_pages_when_the_pool_is_nearly_full() -> None:
+def test_pages_are_counted_as_pages_when_the_pool_is_nearly_full() -> None:
     # 5 pages of 16 tokens: a prompt of 64 tokens takes 4, so a second prompt of 17 tokens (2 pages) must wait
     engine, executor, _ = make_engine(budget=128, num_pages=5, page_tokens=16)
     engine.add(make_request(1, 64, 2))
@@ -99,7 +99,7 @@ def test_case_11_pages_are_counted_as_pages_when_the_pool_is_nearly_full() -> No
     assert engine.num_preemptions == 0
 
 
-def test_case_12_abort_between_chunks_frees_everything_and_a_resend_is_right() -> None:
+def test_abort_between_chunks_frees_everything_and_a_resend_is_right() -> None:
     engine, _, _ = make_engine(budget=4)
     engine.add(make_request(1, 12, 3))
     engine.step()
@@ -112,7 +112,7 @@ def test_case_12_abort_between_chunks_frees_everything_and_a_resend_is_right() -
     assert again.output == expected_output(list(again.prompt), 3)
 
 
-def test_case_12_abort_of_a_waiting_request() -> None:
+def test_abort_of_a_waiting_request() -> None:
     engine, _, _ = make_engine(max_num_seqs=1)
     for request_id in (1, 2):
         engine.add(make_request(request_id, 4, 3))
@@ -121,7 +121,7 @@ def test_case_12_abort_of_a_waiting_request() -> None:
     run_until_idle(engine)
 
 
-def test_case_13_a_stream_of_long_prompts_never_delays_a_decode_by_more_than_one_step() -> None:
+def test_a_stream_of_long_prompts_never_delays_a_decode_by_more_than_one_step() -> None:
     engine, executor, _ = make_engine(budget=16, max_num_seqs=8, num_pages=512)
     for request_id in range(4):
         engine.add(make_request(request_id, 4, 60))

@@ -36,7 +36,7 @@ def test_4000_tokens_with_3500_cached_take_one_step_of_500() -> None:
 
 @pytest.mark.parametrize("extra", [0, 1])
 def test_a_fully_cached_prompt_still_computes_its_last_token(extra: int) -> None:
-    # case 3: a prompt of exactly k pages sent twice
+    # a prompt of exactly k pages, sent twice
     engine, executor, _ = make_engine(budget=64, page_tokens=4, prefix_cache=True)
     prompt = list(range(12 + extra))
     ask(engine, 1, prompt)
@@ -45,7 +45,7 @@ def test_a_fully_cached_prompt_still_computes_its_last_token(extra: int) -> None
     assert executor.plans[0] == [(2, 8 + 4 * extra, 4 - 3 * extra, False)]
 
 
-def test_case_04_stale_pages_are_not_found_after_their_room_was_used() -> None:
+def test_stale_pages_are_not_found_after_their_room_was_used() -> None:
     engine, _, _ = make_engine(budget=64, num_pages=8, page_tokens=4, prefix_cache=True)
     first, second = list(range(100, 120)), list(range(200, 228))
     ask(engine, 1, first)
@@ -54,7 +54,7 @@ def test_case_04_stale_pages_are_not_found_after_their_room_was_used() -> None:
     assert ask(engine, 4, first).num_cached == 0
 
 
-def test_case_04_a_request_arriving_mid_prefill_finds_only_computed_pages() -> None:
+def test_a_request_arriving_mid_prefill_finds_only_computed_pages() -> None:
     engine, executor, _ = make_engine(budget=8, page_tokens=4, max_num_seqs=4, prefix_cache=True)
     prompt = list(range(40))
     one, two = Request(1, prompt, 2), Request(2, prompt, 2)
@@ -69,7 +69,7 @@ def test_case_04_a_request_arriving_mid_prefill_finds_only_computed_pages() -> N
     assert one.output == two.output == expected_output(prompt, 2)
 
 
-def test_case_12_abort_between_chunks_leaves_only_computed_pages_behind() -> None:
+def test_abort_between_chunks_leaves_only_computed_pages_behind() -> None:
     engine, _, _ = make_engine(budget=6, page_tokens=4, prefix_cache=True)
     prompt = list(range(20))
     engine.add(Request(1, prompt, 2))
@@ -79,7 +79,7 @@ def test_case_12_abort_between_chunks_leaves_only_computed_pages_behind() -> Non
     assert ask(engine, 2, prompt).num_cached == 4
 
 
-def test_case_17_equal_hashes_never_hand_out_another_prompts_pages() -> None:
+def test_equal_hashes_never_hand_out_another_prompts_pages() -> None:
     clock = ManualClock()
     executor = LedgerExecutor(4, clock)
     engine = Engine(EngineConfig(64, 4, 64, 4, 1000, prefix_cache=True), executor, clock)
@@ -101,7 +101,7 @@ def test_two_requests_at_once_share_and_publish_behind_each_other() -> None:
     assert ask(engine, 3, follow_up).num_cached == 28
 
 
-def test_case_02_a_preempted_request_resumes_from_its_own_cached_pages() -> None:
+def test_a_preempted_request_resumes_from_its_own_cached_pages() -> None:
     engine, executor, _ = make_engine(budget=64, num_pages=9, page_tokens=4, prefix_cache=True)
     requests = [make_request(request_id, 8, 16) for request_id in (1, 2)]
     for request in requests:

@@ -1,4 +1,4 @@
-"""Faults that engines like this one had; the numbers are those of the list of public cases that each test names."""
+"""Faults that engines like this one had (public threads), as far as they need a device's arithmetic."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ BACK_ENDS = ["auto", "sdpa", "reference"]
 
 
 @pytest.mark.parametrize("attention", BACK_ENDS)
-def test_case_01_a_chunk_reads_no_slot_that_is_not_written(attention: str, reference: ReferenceMaker) -> None:
+def test_a_chunk_reads_no_slot_that_is_not_written(attention: str, reference: ReferenceMaker) -> None:
     """nano-vllm #212: the key length was the full prompt's. Unwritten slots hold NaN here."""
     runner = build_runner(reference("llama"), attention=attention)
     request = request_of(prompt_of(70), [9, 3, 4, 5, 1])
@@ -34,7 +34,7 @@ def test_case_01_a_chunk_reads_no_slot_that_is_not_written(attention: str, refer
 
 @pytest.mark.parametrize("attention", BACK_ENDS)
 @pytest.mark.parametrize("family", ["llama", "mistral-sliding", "qwen3"])
-def test_case_05_mixed_batch_uses_right_slices(family: str, attention: str, reference: ReferenceMaker) -> None:
+def test_mixed_batch_uses_right_slices(family: str, attention: str, reference: ReferenceMaker) -> None:
     """vLLM #27034: one decode and two chunks behind prefixes give what each gives alone, in any order."""
     model = reference(family)
     runner = build_runner(model, attention=attention)
@@ -53,7 +53,7 @@ def test_case_05_mixed_batch_uses_right_slices(family: str, attention: str, refe
             torch.testing.assert_close(actual, expected[name], rtol=0, atol=1e-4)
 
 
-def test_case_06_padding_never_touches_a_page_in_use(reference: ReferenceMaker) -> None:
+def test_padding_never_touches_a_page_in_use(reference: ReferenceMaker) -> None:
     """vLLM #43810: slot -1 is the last slot of the last page. The pool's last page is in use and full."""
     model = reference("llama")
     runner = build_runner(model, num_pages=8)
@@ -71,7 +71,7 @@ def test_case_06_padding_never_touches_a_page_in_use(reference: ReferenceMaker) 
     torch.testing.assert_close(step_logits(runner, decode(last))[0], expected, rtol=0, atol=1e-4)
 
 
-def test_case_06_page_tables_are_filled_up_with_the_dummy_page(reference: ReferenceMaker) -> None:
+def test_page_tables_are_filled_up_with_the_dummy_page(reference: ReferenceMaker) -> None:
     from sarathi_tune.runtime.batch import build_batch
 
     runner = build_runner(reference("llama"), num_pages=8)
@@ -82,7 +82,7 @@ def test_case_06_page_tables_are_filled_up_with_the_dummy_page(reference: Refere
     assert runner.cache.layers[0].keys.shape[0] == 9 * PAGE_TOKENS
 
 
-def test_case_10_a_prompt_in_three_chunks_gives_one_token_after_the_third(reference: ReferenceMaker) -> None:
+def test_a_prompt_in_three_chunks_gives_one_token_after_the_third(reference: ReferenceMaker) -> None:
     """vLLM #57562: a partial chunk's sampled token was kept."""
     model = reference("llama")
     runner = build_runner(model)
@@ -95,7 +95,7 @@ def test_case_10_a_prompt_in_three_chunks_gives_one_token_after_the_third(refere
 
 @pytest.mark.parametrize("attention", BACK_ENDS)
 @pytest.mark.parametrize(("prefix", "count"), [(1, 2), (15, 17), (16, 16), (40, 3), (3, 60), (100, 29)])
-def test_case_16_a_chunk_behind_a_prefix_is_masked_at_the_bottom_right(
+def test_a_chunk_behind_a_prefix_is_masked_at_the_bottom_right(
     prefix: int, count: int, attention: str, reference: ReferenceMaker
 ) -> None:
     """PyTorch #108503: SDPA's causal mask is aligned at the top left when there are fewer queries than keys."""
