@@ -142,14 +142,14 @@ def _level(rng: Random) -> float:
 
 
 def _check_budget(config: TuneConfig, decodes: int) -> None:
-    if config.budget_tokens is None:
-        return
-    smallest = smallest_legal_budget(EngineSettings(config.budget_tokens, decodes, None))
-    if config.budget_tokens < smallest:
-        raise UsageError(
-            f"--budget {config.budget_tokens} is below --max-num-seqs {decodes}: vLLM refuses to start with that; "
-            f"give a budget of at least {smallest} tokens or fewer sequences."
-        )
+    given = [("--budget", config.budget_tokens)] if config.budget_tokens is not None else []
+    for flag, budget in (*given, *(("--budgets", budget) for budget in config.budgets_tokens)):
+        smallest = smallest_legal_budget(EngineSettings(budget, decodes, None))
+        if budget < smallest:
+            raise UsageError(
+                f"{flag} {budget} is below --max-num-seqs {decodes}: vLLM refuses to start with that; "
+                f"give a budget of at least {smallest} tokens or fewer sequences."
+            )
 
 
 def _pages(config: TuneConfig, workload: Workload, decodes: int, context: int, prefix: int, max_model_len: int) -> int:

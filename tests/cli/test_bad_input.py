@@ -82,6 +82,11 @@ def test_a_budget_below_the_number_of_sequences() -> None:
     assert "at least 16 tokens" in sentence
 
 
+def test_budgets_of_a_sweep_below_the_number_of_sequences() -> None:
+    sentence = refused("sweep", "--slo-itl", "20ms", "--budgets", "256,8", "--max-num-seqs", "16")
+    assert "--budgets 8 is below --max-num-seqs 16" in sentence
+
+
 def test_a_workload_that_does_not_fit_the_model() -> None:
     context = resolve_model("smollm2-135m").config.max_model_len
     sentence = refused("--slo-itl", "20ms", "--model", "smollm2-135m", "--workload", f"fixed:{context}:16")
