@@ -93,7 +93,7 @@ def run_sweep(config: SweepConfig, ui: Ui) -> Result:
     """
     watch = _Stopwatch()
     with watch.part("prepare"):
-        job = open_job(config.base, ui)
+        job = open_job(config.base, ui, config.budgets_tokens)
     with _kept(job):
         findings = _advise(job, _measured(job, watch, ui), watch, ui)
         return _finish(job, _verified(job, findings, _sweep_trials(config, findings), watch, ui), watch)

@@ -1,5 +1,6 @@
 """A run under way: what it is about, what it runs on, and where it keeps what it has."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sarathi_tune.config.engine import EngineConfig
@@ -34,15 +35,15 @@ class Job:
         )
 
 
-def open_job(config: TuneConfig, ui: Ui) -> Job:
-    """Settle the run, load the model, and make or find the run's folder.
+def open_job(config: TuneConfig, ui: Ui, budgets_tokens: Sequence[int] = ()) -> Job:
+    """Settle the run, load the model, and make or find the run's folder. `budgets_tokens`: those of a sweep.
 
     Raises OutOfMemoryError, ModelError, DocumentError or UsageError.
     """
     # Before the model is loaded: whoever has nothing to resume should not wait for that.
     interrupted = interrupted_folder(config.out_dir) if config.resume else None
     with ui.phase("prepare"):
-        settings = settle(config, device_type(config))
+        settings = settle(config, device_type(config), budgets_tokens)
         machine = open_machine(
             settings.source,
             config.device,

@@ -1,7 +1,7 @@
 """What a run is about, settled before anything is measured: every value that the user left open gets one here, and
 `origins` says where each came from."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any, Literal
@@ -58,14 +58,20 @@ class Settings:
         }
 
 
-def settle(config: TuneConfig, device: DeviceType) -> Settings:
-    """Settle a run on that kind of device. Raises UsageError for a model, a workload or a budget that can't be used."""
+def settle(config: TuneConfig, device: DeviceType, budgets_tokens: Sequence[int] = ()) -> Settings:
+    """Settle a run on that kind of device; `budgets_tokens` are those of a sweep.
+
+    Raises UsageError for a model, a workload or a budget that can't be used.
+    """
     source = resolve_model(config.model)
     check_layout(source.config, config.device.layout)
     max_model_len = source.config.max_model_len
     workload = load_workload(config.workload).fit_to_context(max_model_len)
     decodes = config.max_num_seqs or DEFAULT_MAX_NUM_SEQS[device]
-    _check_budget(config, decodes)
+    if config.budget_tokens is not None:
+        _check_budget("--budget", config.budget_tokens, decodes)
+    for budget in budgets_tokens:
+        _check_budget("--budgets", budget, decodes)
     context, prefix = config.context_tokens, config.prefix_tokens
     for flag, tokens in (("--context", context), ("--prefix", prefix)):
         if tokens is not None and tokens > max_model_len:
@@ -141,15 +147,13 @@ def _level(rng: Random) -> float:
     return rng.random() or 2.0**-53
 
 
-def _check_budget(config: TuneConfig, decodes: int) -> None:
-    given = [("--budget", config.budget_tokens)] if config.budget_tokens is not None else []
-    for flag, budget in (*given, *(("--budgets", budget) for budget in config.budgets_tokens)):
-        smallest = smallest_legal_budget(EngineSettings(budget, decodes, None))
-        if budget < smallest:
-            raise UsageError(
-                f"{flag} {budget} is below --max-num-seqs {decodes}: vLLM refuses to start with that; "
-                f"give a budget of at least {smallest} tokens or fewer sequences."
-            )
+def _check_budget(flag: str, budget: int, decodes: int) -> None:
+    smallest = smallest_legal_budget(EngineSettings(budget, decodes, None))
+    if budget < smallest:
+        raise UsageError(
+            f"{flag} {budget} is below --max-num-seqs {decodes}: vLLM refuses to start with that; "
+            f"give a budget of at least {smallest} tokens or fewer sequences."
+        )
 
 
 def _pages(config: TuneConfig, workload: Workload, decodes: int, context: int, prefix: int, max_model_len: int) -> int:
