@@ -61,7 +61,7 @@ def sweep(
         budgets_tokens=flags.parse_list(budgets, flags.parse_token_count, "--budgets"),
         rates_per_s=flags.parse_list(rates, flags.parse_rate, "--rates"),
     )
-    tune.check(base)
+    tune.check(base, config.budgets_tokens)
     check_target(json_target, base.out_dir)
     from sarathi_tune.cli.ui import make_ui
     from sarathi_tune.tune import run_sweep

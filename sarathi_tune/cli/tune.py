@@ -2,6 +2,7 @@
 
 import shlex
 import sys
+from collections.abc import Sequence
 
 from sarathi_tune.cli.options import (
     given,
@@ -63,14 +64,14 @@ def build_config(
     )
 
 
-def check(config: TuneConfig) -> None:
-    """Refuse what can't be run before torch is loaded: model, workload, context, budget. Raises UsageError.
+def check(config: TuneConfig, budgets_tokens: Sequence[int] = ()) -> None:
+    """Refuse what can't be run before torch is loaded: model, workload, context, budgets. Raises UsageError.
 
     The device isn't known yet; a CPU's defaults are the smaller ones, so nothing is refused that a GPU would take.
     """
     from sarathi_tune.tune.settings import settle
 
-    settle(config, "cpu")
+    settle(config, "cpu", budgets_tokens)
 
 
 def tune(config: TuneConfig, *, json_target: str | None, quiet: bool, dry_run: bool) -> ExitCode:
