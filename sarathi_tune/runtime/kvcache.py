@@ -13,6 +13,7 @@ import torch
 
 from sarathi_tune.config.model import ModelConfig
 from sarathi_tune.errors import OutOfMemoryError
+from sarathi_tune.runtime.hugepages import ask_for_huge_pages
 from sarathi_tune.runtime.kernels.arrays import as_array
 from sarathi_tune.units import format_bytes
 
@@ -88,5 +89,7 @@ def _allocate(shape: tuple[int, int, int], device: torch.device, dtype: torch.dt
     """
     slots, heads, head_dim = shape
     if device.type == "cpu":
-        return torch.zeros(heads, slots, head_dim, device=device, dtype=dtype).permute(1, 0, 2)
+        cache = torch.empty(heads, slots, head_dim, device=device, dtype=dtype)
+        ask_for_huge_pages(cache)
+        return cache.zero_().permute(1, 0, 2)
     return torch.zeros(slots, heads, head_dim, device=device, dtype=dtype)

@@ -63,11 +63,13 @@ def test_a_shape_beyond_the_context_is_refused_before_anything_is_loaded(model: 
 
 def test_more_cache_than_memory(model: str) -> None:
     with pytest.raises(OutOfMemoryError, match="use at most"):
-        open_machine(resolve_model(model), CPU, num_pages=1 << 40, seed=0)
+        open_machine(resolve_model(model), CPU, num_pages=1 << 40, seed=0, max_num_seqs=4)
 
 
 def test_threads_beyond_the_machine_are_told(model: str) -> None:
-    machine = open_machine(resolve_model(model), DeviceConfig(device="cpu", threads=64), num_pages=8, seed=0)
+    machine = open_machine(
+        resolve_model(model), DeviceConfig(device="cpu", threads=64), num_pages=8, seed=0, max_num_seqs=4
+    )
     assert machine.gpu is None
     assert machine.runner.description["threads"] == 64
     assert any("64" in notice.cause for notice in machine.notices)
@@ -86,4 +88,4 @@ def test_a_model_without_weights_file(tmp_path: Path) -> None:
     directory = tiny_model(tmp_path / "m")
     (directory / "model.safetensors").unlink()
     with pytest.raises(UsageError, match=r"has no model\.safetensors"):
-        open_machine(resolve_model(str(directory)), CPU, num_pages=8, seed=0)
+        open_machine(resolve_model(str(directory)), CPU, num_pages=8, seed=0, max_num_seqs=4)
