@@ -177,22 +177,8 @@ def _build_layer(
         down=build_row_parallel("mlp.down_proj", config.mlp_bias),
         norm_eps=config.rms_norm_eps,
     )
-    return _with_few_rows(layer) if linear.few_rows else layer
+    if not linear.few_rows:
+        return layer
+    from sarathi_tune.runtime.layers.few_rows import few_rows_layer  # needs numba
 
-
-def _with_few_rows(layer: DecoderLayer) -> DecoderLayer:
-    from sarathi_tune.runtime.layers.few_rows import few_rows_layer
-
-    return replace(
-        layer,
-        few=few_rows_layer(
-            layer.input_norm,
-            layer.qkv,
-            layer.heads,
-            layer.output,
-            layer.mlp_norm,
-            layer.gate_up,
-            layer.down,
-            layer.norm_eps,
-        ),
-    )
+    return replace(layer, few=few_rows_layer(layer))

@@ -80,12 +80,13 @@ def load_model(
     choice = pick_attention(AttentionShape.of(local), place, dtype, options.page_tokens, options.attention)
     free_bytes = int(available_bytes(place) * memory_share)
     weight_bytes = (
-        None if shard.is_whole else shard_weight_bytes(config, dtype, shard) + shard.packed_head_bytes(config)
+        resident_weight_bytes(local)
+        if shard.is_whole
+        else shard_weight_bytes(config, dtype, shard) + shard.packed_head_bytes(config)
     )
     require_memory(local, options.num_pages, options.page_tokens, free_bytes, str(place), weight_bytes)
-    kept_bytes = resident_weight_bytes(local) if weight_bytes is None else weight_bytes
     cache_bytes = kv_cache_bytes(local, options.num_pages, options.page_tokens)
-    linear = linear.with_copy_for_few_rows(kept_bytes, free_bytes - kept_bytes - cache_bytes)
+    linear = linear.with_copy_for_few_rows(weight_bytes, free_bytes - weight_bytes - cache_bytes)
     with torch.inference_mode():
         if source.directory is None:
             weights = random_weights(config, dtype, place, options.seed, shard)

@@ -1,6 +1,6 @@
 """Steps timed, and the profile of them: the shapes that a run's question needs, or exactly those asked for."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,12 +13,13 @@ from sarathi_tune.measure.bench import Bench
 from sarathi_tune.measure.design import Design, DesignSpace, design_for_shapes, plan_design, probe_cost
 from sarathi_tune.measure.journal import Journal, Resumed
 from sarathi_tune.measure.profile import Profile, save_profile
-from sarathi_tune.measure.rounds import Measurement, Progress, measure_all
+from sarathi_tune.measure.rounds import Measurement, measure_all
 from sarathi_tune.measure.shapes import Shape
-from sarathi_tune.report.progress import Phase, Ui
+from sarathi_tune.report.progress import Ui
 from sarathi_tune.tune.job import Job
 from sarathi_tune.tune.machine import Machine, open_machine
 from sarathi_tune.tune.settings import Settings
+from sarathi_tune.tune.telling import tell_shapes
 
 
 def measure(job: Job, seconds: float, ui: Ui) -> Profile:
@@ -33,7 +34,7 @@ def measure(job: Job, seconds: float, ui: Ui) -> Profile:
             journal=journal,
             resumed=resumed,
             probe=ConditionsProbe(gpu=machine.gpu),
-            progress=_teller(phase),
+            progress=tell_shapes(phase),
         )
     profile = profile_of(machine, settings.source, design, measurement, "sarathi-tune")
     save_profile(profile, job.folder.profile)
@@ -62,7 +63,7 @@ def time_shapes(
         bench = Bench.build(machine.runner, vocab_size=config.vocab_size, seed=seed)
     design = design_for_shapes(shapes, repeats, seed)
     with ui.phase("measure", total=len(shapes) * (repeats + 1)) as phase:
-        measurement = measure_all(bench, design, probe=ConditionsProbe(gpu=machine.gpu), progress=_teller(phase))
+        measurement = measure_all(bench, design, probe=ConditionsProbe(gpu=machine.gpu), progress=tell_shapes(phase))
     return profile_of(machine, source, design, measurement, "sarathi-tune profile")
 
 
@@ -136,12 +137,3 @@ def _identity(job: Job) -> Mapping[str, Any]:
         "seed": job.config.seed,
         **{name: job.machine.runner.description[name] for name in computed},
     }
-
-
-def _teller(phase: Phase) -> Callable[[Progress], None]:
-    def tell(progress: Progress) -> None:
-        phase.describe(str(progress.shape))
-        phase.expect(progress.total)
-        phase.advance()
-
-    return tell

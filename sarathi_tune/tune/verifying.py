@@ -1,7 +1,7 @@
 """The verifying part of a run: the built-in engine under real load, beside the prediction of the very same requests."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from sarathi_tune.engine.loop import Engine
@@ -10,7 +10,7 @@ from sarathi_tune.goodput.surface import Scenario, predict_requests
 from sarathi_tune.goodput.validity import check_run
 from sarathi_tune.goodput.verification import VerificationPlan, plan_verification
 from sarathi_tune.loadgen.clock import SystemClock
-from sarathi_tune.loadgen.inprocess import LoadProgress, TimedRequest, run_load
+from sarathi_tune.loadgen.inprocess import TimedRequest, run_load
 from sarathi_tune.loadgen.latency import summarise
 from sarathi_tune.loadgen.record import LoadResult
 from sarathi_tune.machine.conditions import ConditionsProbe, condition_notices
@@ -18,11 +18,12 @@ from sarathi_tune.measure.bench import Bench
 from sarathi_tune.measure.profile import Profile
 from sarathi_tune.notices import Notice, machine_drifted
 from sarathi_tune.report.build import latency
-from sarathi_tune.report.progress import Phase, Ui
+from sarathi_tune.report.progress import Ui
 from sarathi_tune.report.result import Run, RunRole
 from sarathi_tune.tune.drift import Anchors, Drift, drifted, mean_drift, measure_drift
 from sarathi_tune.tune.job import Job
 from sarathi_tune.tune.settings import Settings
+from sarathi_tune.tune.telling import tell_requests
 
 #: Longest that the requests of a run are followed behind its window, in seconds.
 DRAIN_S = 30.0
@@ -100,7 +101,7 @@ def _observe(
             stop_after_s=plan.window_s,
             drain_s=DRAIN_S,
             give_up_after_s=max(DRAIN_S, 10 * (config.slo.ttft_ms or 0.0) / 1e3),
-            on_progress=_teller(phase),
+            on_progress=tell_requests(phase),
         )
         conditions = condition_notices([probe.stop()])
         drifts += [measure_drift(bench, anchors)] if anchors else []
@@ -149,15 +150,3 @@ def _judge(
 def _full_batch(settings: Settings, mean_decodes: float) -> int:
     """The decode batch that a prompt must have met for the run to count: what the rate keeps busy on average."""
     return max(1, min(settings.decodes, round(mean_decodes)))
-
-
-def _teller(phase: Phase) -> Callable[[LoadProgress], None]:
-    told = 0
-
-    def tell(progress: LoadProgress) -> None:
-        nonlocal told
-        phase.describe(f"{progress.num_running} running, {progress.num_waiting} waiting")
-        phase.advance(progress.num_finished - told)
-        told = progress.num_finished
-
-    return tell

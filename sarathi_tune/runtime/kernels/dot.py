@@ -46,7 +46,6 @@ LANES = KERNEL_LANES
 #: Rows and vectors of columns of a tile.
 TILE_ROWS, TILE_VECTORS = 6, 4
 
-_PAIRS = ir.VectorType(_I32, LANES)
 _I16 = ir.IntType(16)
 
 

@@ -13,19 +13,19 @@ of its packed form (`kernels.linear`) and its bias ([out] or [0]).
 import numba
 import numpy as np
 
+from sarathi_tune.runtime.kernels.availability import KERNEL_LANES as LANES
 from sarathi_tune.runtime.kernels.elementwise import _rms_norm_rows, _rotate_and_store_tokens, _silu_mul_rows
 from sarathi_tune.runtime.kernels.linear import _apply_groups
 from sarathi_tune.runtime.kernels.options import OPTIONS
 from sarathi_tune.runtime.kernels.parallel import parallel_for
 
-_LANES = 16
 #: Up to so many rows the calling thread does alone what isn't a matmul.
 _ROWS_ALONE = 8
 
 
 @numba.njit(**OPTIONS)
 def _columns(packed):
-    return packed.shape[0] * _LANES
+    return packed.shape[0] * LANES
 
 
 @numba.njit(**OPTIONS)

@@ -1,5 +1,7 @@
 """A decoder layer for steps of few rows: two compiled calls and the attention between them."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
@@ -8,8 +10,9 @@ from sarathi_tune.runtime.batch import RaggedBatch
 from sarathi_tune.runtime.kernels.arrays import as_array
 from sarathi_tune.runtime.kernels.few_rows import after_attention, before_attention
 from sarathi_tune.runtime.kvcache import LayerCache
-from sarathi_tune.runtime.layers.elementwise import HeadShape
-from sarathi_tune.runtime.layers.linear import FEW_ROWS, FewRowsLinear, Linear
+from sarathi_tune.runtime.layers.decoder import DecoderLayer
+from sarathi_tune.runtime.layers.fused import head_norms
+from sarathi_tune.runtime.layers.linear import FEW_ROWS, FewRowsLinear
 from sarathi_tune.runtime.layers.rotary import RotaryTable
 
 
@@ -18,26 +21,12 @@ class FewRowsLayer:
 
     MOST_ROWS = FEW_ROWS
 
-    def __init__(
-        self,
-        input_norm: torch.Tensor,
-        qkv: FewRowsLinear,
-        heads: HeadShape,
-        output: FewRowsLinear,
-        mlp_norm: torch.Tensor,
-        gate_up: FewRowsLinear,
-        down: FewRowsLinear,
-        norm_eps: float,
-    ) -> None:
-        no_norm = input_norm[:0]
-        self._heads = heads
-        self._head_norms = (
-            as_array(no_norm if heads.query_norm is None else heads.query_norm),
-            as_array(no_norm if heads.key_norm is None else heads.key_norm),
-        )
-        self._norms = as_array(input_norm), as_array(mlp_norm)
-        self._eps, self._head_eps = np.float32(norm_eps), np.float32(heads.norm_eps)
-        self._qkv, self._output, self._gate_up, self._down = (layer.arrays for layer in (qkv, output, gate_up, down))
+    def __init__(self, layer: DecoderLayer, linears: Sequence[FewRowsLinear]) -> None:
+        self._heads = layer.heads
+        self._head_norms = head_norms(layer.heads, layer.input_norm.dtype)
+        self._norms = as_array(layer.input_norm), as_array(layer.mlp_norm)
+        self._eps, self._head_eps = np.float32(layer.norm_eps), np.float32(layer.heads.norm_eps)
+        self._qkv, self._output, self._gate_up, self._down = (linear.arrays for linear in linears)
 
     def __call__(
         self, hidden: torch.Tensor, batch: RaggedBatch, cache: LayerCache, table: RotaryTable, attention: Attention
@@ -79,22 +68,8 @@ class FewRowsLayer:
         return out
 
 
-def few_rows_layer(
-    input_norm: torch.Tensor,
-    qkv: Linear,
-    heads: HeadShape,
-    output: Linear,
-    mlp_norm: torch.Tensor,
-    gate_up: Linear,
-    down: Linear,
-    norm_eps: float,
-) -> FewRowsLayer | None:
-    """The layer, if all its parts have the kernel for few rows."""
-    if not (
-        isinstance(qkv, FewRowsLinear)
-        and isinstance(output, FewRowsLinear)
-        and isinstance(gate_up, FewRowsLinear)
-        and isinstance(down, FewRowsLinear)
-    ):
-        return None
-    return FewRowsLayer(input_norm, qkv, heads, output, mlp_norm, gate_up, down, norm_eps)
+def few_rows_layer(layer: DecoderLayer) -> FewRowsLayer | None:
+    """The same layer for few rows, if all its parts have the kernel for that."""
+    parts = (layer.qkv, layer.output, layer.gate_up, layer.down)
+    linears = [part for part in parts if isinstance(part, FewRowsLinear)]
+    return FewRowsLayer(layer, linears) if len(linears) == len(parts) else None

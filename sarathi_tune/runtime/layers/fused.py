@@ -1,5 +1,7 @@
 """The element-wise part of a layer by compiled kernels: one pass over memory each, instead of torch's three to ten."""
 
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -26,11 +28,6 @@ class FusedElementwise:
         """See Elementwise. The queries of a key head lie one behind the other, as the CPU attention reads them."""
         group = heads.num_heads // heads.num_kv_heads
         query = torch.empty(heads.num_kv_heads, qkv.shape[0], group, heads.head_dim, dtype=qkv.dtype)
-        no_norm = qkv[0, :0]
-        norms = (
-            as_array(no_norm if heads.query_norm is None else heads.query_norm),
-            as_array(no_norm if heads.key_norm is None else heads.key_norm),
-        )
         rotate_and_store(
             threads_for(qkv.numel()),
             as_array(qkv),
@@ -38,7 +35,7 @@ class FusedElementwise:
             as_array(table.sin),
             batch.positions.numpy(),
             batch.slots.numpy(),
-            norms,
+            head_norms(heads, qkv.dtype),
             np.float32(heads.norm_eps),
             as_array(query),
             cache.key_array,
@@ -51,3 +48,10 @@ class FusedElementwise:
         out = torch.empty(gate_up.shape[0], gate_up.shape[1] // 2, dtype=gate_up.dtype)
         silu_mul(threads_for(gate_up.numel()), as_array(gate_up), as_array(out))
         return out
+
+
+def head_norms(heads: HeadShape, dtype: torch.dtype) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """The weights of query and key norm as `rotate_and_store` takes them: empty where the model has none."""
+    none = torch.empty(0, dtype=dtype)
+    query, key = (as_array(none if norm is None else norm) for norm in (heads.query_norm, heads.key_norm))
+    return query, key

@@ -1,19 +1,17 @@
 """What a comparison stands on: step times (a profile, given or measured now)."""
 
-from collections.abc import Callable
-from datetime import UTC, datetime
-
 from sarathi_tune.config.compare import CompareConfig
 from sarathi_tune.config.source import ModelSource
 from sarathi_tune.machine.conditions import ConditionsProbe
-from sarathi_tune.machine.description import describe_machine
 from sarathi_tune.measure.bench import Bench
 from sarathi_tune.measure.design import DesignSpace, plan_design, probe_cost
 from sarathi_tune.measure.profile import Profile, save_profile
-from sarathi_tune.measure.rounds import Progress, measure_all
+from sarathi_tune.measure.rounds import measure_all
 from sarathi_tune.measure.shapes import Shape
-from sarathi_tune.report.progress import Phase, Ui
+from sarathi_tune.report.progress import Ui
 from sarathi_tune.tune.machine import Machine
+from sarathi_tune.tune.measuring import profile_of
+from sarathi_tune.tune.telling import tell_shapes
 
 #: Seconds for the short profile: enough for the region around the objective and for a whole prompt.
 MEASURE_S = 18.0
@@ -41,29 +39,8 @@ def measure_profile(
     )
     design = plan_design(space, probe_cost(space, bench.time_shape), config.seed)
     with ui.phase("measure", total=len(design.points) * (design.min_rounds + 1)) as phase:
-        measurement = measure_all(bench, design, probe=ConditionsProbe(gpu=machine.gpu), progress=_teller(phase))
-    description = machine.runner.description
-    profile = Profile(
-        samples=measurement.samples,
-        machine=describe_machine(machine.gpu).as_dict(),
-        model={"name": source.config.name, "dtype": description["dtype"], "weights": description["weights"]},
-        engine=dict(description),
-        conditions=measurement.conditions,
-        notices=tuple(notice.as_dict() for notice in (*machine.notices, *measurement.notices)),
-        noise=measurement.noise,
-        max_model_len=source.config.max_model_len,
-        source="sarathi-tune compare",
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-    )
+        measurement = measure_all(bench, design, probe=ConditionsProbe(gpu=machine.gpu), progress=tell_shapes(phase))
+    profile = profile_of(machine, source, design, measurement, "sarathi-tune compare")
     if config.save_profile is not None:
         save_profile(profile, config.save_profile)
     return profile
-
-
-def _teller(phase: Phase) -> Callable[[Progress], None]:
-    def tell(progress: Progress) -> None:
-        phase.describe(str(progress.shape))
-        phase.expect(progress.total)
-        phase.advance()
-
-    return tell

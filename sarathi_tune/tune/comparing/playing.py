@@ -1,7 +1,6 @@
 """One load through one scheduler: under the virtual clock, or for real."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from sarathi_tune.config.engine import EngineConfig, SchedulerName
@@ -13,7 +12,7 @@ from sarathi_tune.goodput.objective import SUSTAINABLE_DELAY_MS
 from sarathi_tune.goodput.search import Capacity, search_capacity
 from sarathi_tune.goodput.surface import Scenario, predict_capacity
 from sarathi_tune.loadgen.clock import SystemClock
-from sarathi_tune.loadgen.inprocess import LoadProgress, run_load
+from sarathi_tune.loadgen.inprocess import run_load
 from sarathi_tune.loadgen.latency import distribution, gaps_ms, scheduling_delay_ms
 from sarathi_tune.loadgen.record import LoadResult
 from sarathi_tune.report.progress import Phase
@@ -22,6 +21,7 @@ from sarathi_tune.stepmodel.fit import StepModel
 from sarathi_tune.stepmodel.virtual import VirtualClock, VirtualExecutor
 from sarathi_tune.tune.comparing.load import STREAM_PROMPT_TOKENS, Load, SteadyPace, steady_load
 from sarathi_tune.tune.comparing.pace import Pacer, answer_tokens
+from sarathi_tune.tune.telling import tell_requests
 from sarathi_tune.workload.spec import Workload
 
 #: Longest that a real run is followed behind its last arrival, in seconds.
@@ -78,7 +78,7 @@ def play_really(config: EngineConfig, load: Load, executor: Executor, phase: Pha
     """The load on the real engine, to its end."""
     clock = SystemClock()
     engine = Engine(config, executor, clock)
-    result = run_load(engine, clock, load.requests, drain_s=DRAIN_S, on_progress=_teller(phase))
+    result = run_load(engine, clock, load.requests, drain_s=DRAIN_S, on_progress=tell_requests(phase))
     engine.check_idle()
     return result
 
@@ -151,15 +151,3 @@ def _told(capacity: Capacity) -> tuple[float | None, str]:
         return capacity.rate_per_s, "" if capacity.upper_per_s is not None else "or more"
     slowest = min(probe.rate_per_s for probe in capacity.probes)
     return None, f"not even {slowest:.3g} requests per second"
-
-
-def _teller(phase: Phase) -> Callable[[LoadProgress], None]:
-    told = 0
-
-    def tell(progress: LoadProgress) -> None:
-        nonlocal told
-        phase.describe(f"{progress.num_running} running, {progress.num_waiting} waiting")
-        phase.advance(progress.num_finished - told)
-        told = progress.num_finished
-
-    return tell
