@@ -1,8 +1,16 @@
 """Tests that hold the program to seconds need a machine to themselves: `pytest -m timing` runs them."""
 
+import signal
+
 import pytest
 
 _TIMING = ("tests/cli/test_start.py::test_it_answers_in_half_a_second",)
+
+
+def pytest_configure() -> None:
+    """Obey Ctrl-C even where the tests were started in the background, whose processes ignore it: the tests send it to
+    themselves and to what they start."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
