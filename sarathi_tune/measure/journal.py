@@ -68,7 +68,7 @@ class Journal:
 
     def add_sample(self, round_index: int, shape: Shape, label: Label, time_ms: float) -> None:
         """One timed step."""
-        self._write({"round": round_index, "shape": str(shape), "label": label, "ms": float(f"{time_ms:.6g}")})
+        self._write({"round": round_index, "shape": str(shape), "label": label, "ms": time_ms})
 
     def add_missing(self, shape: Shape, reason: str) -> None:
         """A shape that can't be timed, and why."""

@@ -135,6 +135,12 @@ def _quiet_heap() -> Iterator[None]:
             gc.enable()
 
 
+def _rounded_ms(time_ms: float) -> float:
+    """Six significant digits: finer than any clock. Rounded before anything is made of it, so that a run that goes on
+    from the journal computes with the very numbers of the run that wrote it."""
+    return float(f"{time_ms:.6g}")
+
+
 @dataclass(slots=True)
 class _Run:
     """A design being run: what was timed, what failed, and how much time is left."""
@@ -202,7 +208,7 @@ class _Run:
 
     def _time(self, shape: Shape) -> float | None:
         try:
-            time_ms = self.timer.time_shape(shape)
+            time_ms = _rounded_ms(self.timer.time_shape(shape))
         except Exception as error:
             reason = out_of_memory_reason(error)
             if reason is None:

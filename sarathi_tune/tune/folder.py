@@ -50,7 +50,7 @@ class RunFolder:
         """A number that an interrupted run measured, or a fresh one that is kept: resuming must not decide anew what
         was decided."""
         path = self.path / STATE
-        known = read_json(path, "state of the run") if self.is_resumed and path.exists() else {}
+        known = read_json(path, "state of the run") if path.exists() else {}
         if not isinstance(known, dict) or not isinstance(known.get(name), float):
             known = {**(known if isinstance(known, dict) else {}), name: measure()}
             write_json(path, known, "state of the run")

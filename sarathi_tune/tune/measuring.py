@@ -12,7 +12,7 @@ from sarathi_tune.machine.description import describe_machine
 from sarathi_tune.measure.bench import Bench
 from sarathi_tune.measure.design import Design, DesignSpace, design_for_shapes, plan_design, probe_cost
 from sarathi_tune.measure.journal import Journal, Resumed
-from sarathi_tune.measure.profile import Profile, save_profile
+from sarathi_tune.measure.profile import Profile, load_profile, save_profile
 from sarathi_tune.measure.rounds import Measurement, measure_all
 from sarathi_tune.measure.shapes import Shape
 from sarathi_tune.report.progress import Ui
@@ -27,6 +27,9 @@ def measure(job: Job, seconds: float, ui: Ui) -> Profile:
     machine, settings = job.machine, job.settings
     bench = Bench.build(machine.runner, vocab_size=settings.source.config.vocab_size, seed=job.config.seed)
     journal, design, resumed = _open_journal(job, bench, seconds, ui)
+    if resumed and resumed.complete and job.folder.profile.exists():
+        journal.close()
+        return load_profile(job.folder.profile)
     with journal, ui.phase("measure", total=len(design.points) * (design.min_rounds + 1)) as phase:
         measurement = measure_all(
             bench,

@@ -10,15 +10,11 @@ from sarathi_tune.machine.cgroup import Throttling
 from sarathi_tune.machine.conditions import ConditionsProbe, CpuSeconds, Snapshot
 from sarathi_tune.measure.design import Design, DesignPoint, design_for_shapes
 from sarathi_tune.measure.journal import Journal
-from sarathi_tune.measure.rounds import Measurement, Progress, measure_all, round_order
+from sarathi_tune.measure.rounds import Progress, measure_all, round_order
 from sarathi_tune.measure.shapes import Shape
 from tests.measure.doubles import FakeTimer, laptop_ms
 
 SHAPES = (Shape(8, 1024), Shape(chunk=512), Shape(8, 512, 504), Shape(1, 128), Shape(chunk=64, prefix=256))
-
-
-def medians(measurement: Measurement) -> dict[Shape, float]:
-    return {sample.shape: sample.median_ms for sample in measurement.samples}
 
 
 def test_rounds_interleave_all_shapes_and_warm_up_from_small_to_large() -> None:
@@ -46,7 +42,7 @@ def test_the_first_step_of_each_shape_is_dropped() -> None:
     measurement = measure_all(timer, design_for_shapes(SHAPES, repeats=3), clock_s=timer.clock_s)
     assert all(len(sample.times_ms) == 3 for sample in measurement.samples)
     for sample in measurement.samples:
-        assert max(sample.times_ms) == pytest.approx(laptop_ms(sample.shape))
+        assert max(sample.times_ms) == pytest.approx(laptop_ms(sample.shape), rel=1e-5)
     assert [sample.shape for sample in measurement.samples] == list(SHAPES)
 
 
@@ -161,8 +157,8 @@ def test_interrupted_and_resumed_without_repeating_a_step(tmp_path: Path) -> Non
     with journal:
         again = measure_all(third, resumed.design, journal=journal, resumed=resumed, clock_s=third.clock_s)
     assert third.calls == []
-    # The journal keeps six digits.
-    assert medians(again) == pytest.approx(medians(measurement), rel=1e-5)
+    # To the last digit: what is derived from them names the verifications that needn't be repeated.
+    assert again.samples == measurement.samples
     assert again.num_rounds == 4
 
 

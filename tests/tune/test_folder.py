@@ -112,7 +112,7 @@ def test_what_was_measured_once_is_recalled(tmp_path: Path) -> None:
     assert resumed.recall("loop_ms", lambda: pytest.fail("it is known")) == 0.25
     assert resumed.recall("other", lambda: 3.0) == 3.0
     assert resumed.recall("loop_ms", lambda: pytest.fail("it is still known")) == 0.25
-    assert fresh.recall("loop_ms", lambda: 0.5) == 0.5, "a new run measures anew"
+    assert RunFolder(tmp_path / "next").recall("loop_ms", lambda: 0.5) == 0.5, "a new run measures anew"
 
 
 @pytest.mark.parametrize("content", ["[]", '{"loop_ms": "fast"}', '{"loop_ms": null}', "{}"])

@@ -200,7 +200,7 @@ def test_resumed_without_timing_a_step_twice(start: Callable[..., Started], tmp_
 
 
 def test_interrupted_while_verifying_and_resumed(start: Callable[..., Started], tmp_path: Path) -> None:
-    run = start("--budget", str(BUDGET), "--rate", "30")
+    run = start("--budget", str(BUDGET))
     run.wait_for("verify 2,048")
     time.sleep(0.3)
     assert run.stop(signal.SIGINT) < STOP_S
@@ -212,12 +212,12 @@ def test_interrupted_while_verifying_and_resumed(start: Callable[..., Started], 
     content = kept.read_bytes()
     assert kept.name.startswith(f"verify-recommended-{BUDGET}-")
 
-    again = start("--budget", str(BUDGET), "--rate", "30", "--resume")
+    again = start("--budget", str(BUDGET), "--resume")
     assert again.end() in ENDED, again.err
     assert timed_steps(folder) == before, "measuring was over"
     assert kept.read_bytes() == content
-    assert re.search(rf"^{BUDGET} tokens at 30 req/s was verified before", again.err, re.MULTILINE)
-    assert not re.search(rf"^verify {BUDGET} at 30 ", again.err, re.MULTILINE)
+    assert re.search(rf"^{BUDGET} tokens at [\d.e+]+ req/s was verified before", again.err, re.MULTILINE)
+    assert not re.search(rf"^verify {BUDGET} at ", again.err, re.MULTILINE)
     runs = {item.role: item for item in finished(folder).runs}
     assert runs["recommended"].budget_tokens == BUDGET
     assert runs["control"].budget_tokens == 2048
