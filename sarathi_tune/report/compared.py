@@ -45,7 +45,7 @@ def _findings(comparison: Comparison) -> list[str]:
     if sarathi is not None and sarathi.outcome.largest_gap_units is not None:
         lines.append(
             f"Under sarathi no token waited longer than {format_ms(sarathi.outcome.itl_max_ms or 0.0)}: "
-            f"{_units(sarathi)} budgeted steps."
+            f"{_units(sarathi)} budgeted steps, {_figure(sarathi.outcome.largest_gap_p99_units)} of their p99."
         )
     if stalls.scheduler != "sarathi" and stalls.outcome.itl_max_ms is not None:
         lines.append(
@@ -57,7 +57,10 @@ def _findings(comparison: Comparison) -> list[str]:
 
 
 def _units(contender: Contender) -> str:
-    units = contender.outcome.largest_gap_units
+    return _figure(contender.outcome.largest_gap_units)
+
+
+def _figure(units: float | None) -> str:
     return "-" if units is None else f"{units:.2f}" if units < 10 else f"{units:.1f}"
 
 
@@ -70,9 +73,9 @@ def _print_figures(comparison: Comparison, console: Console, glyphs: Glyphs) -> 
     how = "measured" if comparison.is_real else "virtual clock"
     budget = format_tokens(comparison.budget_tokens)
     print_heading(f"Schedulers, {how}, at a budget of {budget}; times in ms", console)
-    heads = ["TTFT\np50", "\np99", "ITL\np50", "\np99", "\nmax", "max in\nsteps", "over\nSLO"]
+    heads = ["TTFT\np50", "\np99", "ITL\np50", "\np99", "\nmax", "max /\nstep", "\np99", "over\nSLO"]
     if is_wide:
-        heads += ["stalled\ngaps", "stalled\nshare", "tokens\nper s", "preemp-\ntions", "cached\ntokens"]
+        heads += ["stalled\ngaps", "tokens\nper s", "preemp-\ntions", "cached\ntokens"]
     table = figure_table(glyphs, *heads, _capacity_head(comparison))
     table.columns[0].width = None
     for contender in comparison.contenders:
@@ -97,11 +100,11 @@ def _row(contender: Contender, is_wide: bool) -> list[str]:
         ms_figure(seen.itl_p99_ms),
         ms_figure(seen.itl_max_ms),
         _units(contender),
+        _figure(seen.largest_gap_p99_units),
         percent_figure(seen.over_slo_share),
     ]
     if is_wide:
         row += [
-            count_figure(seen.stalled_gaps),
             percent_figure(seen.stalled_share),
             f"{seen.output_tokens_per_s:,.0f}",
             count_figure(seen.preemptions),
@@ -111,9 +114,11 @@ def _row(contender: Contender, is_wide: bool) -> list[str]:
 
 
 def _legend(comparison: Comparison) -> list[str]:
+    step = comparison.budgeted_step
     lines = [
-        f"One budgeted step, the longest that the budget allows, is {format_ms(comparison.budgeted_step_ms)} "
-        f"({format_ms(comparison.budgeted_step_p99_ms)} at p99); decodes alone take "
+        f"One budgeted step, the longest that the budget allows ({step.decodes:,} decodes at {step.context:,} tokens, "
+        f"{step.chunk:,} prompt tokens behind {step.prefix:,}), takes {format_ms(step.p50_ms)}, "
+        f"{format_ms(step.p99_ms)} at p99: the longest gap stands over both. Decodes alone take "
         f"{format_ms(comparison.decode_step_ms)}; the objective is p99 ITL {format_ms(comparison.slo_itl_ms)}.",
         "Capacity, under the virtual clock: the largest rate whose pooled p99 ITL meets it while half of the prompts "
         "start within 2 s and the queue doesn't grow.",

@@ -12,12 +12,26 @@ SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
+class BudgetedStep:
+    """The longest step that the budget allows on this load, the engine's loop included, as the step model has it: its
+    median and its p99. All running answers at their longest context, and a full chunk behind the deepest prefix."""
+
+    decodes: int
+    context: int
+    chunk: int
+    prefix: int
+    p50_ms: float
+    p99_ms: float
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """What one scheduler made of the load. TTFT is that of the requests that arrive while others run.
 
     A gap is stalled when prefill tokens were computed in it. `largest_gap_steps`: engine steps between the two tokens
-    of the largest gap; `largest_gap_units`: its length in budgeted steps. `trace`: (seconds, ms) of the gaps, each once
-    however many requests saw it at that moment.
+    of the largest gap; `largest_gap_units`: its length over the median budgeted step; `largest_gap_p99_units`: over its
+    p99, which is what a largest of many gaps can be held to. `trace`: (seconds, ms) of the gaps, each once however many
+    requests saw it at that moment.
     """
 
     requests: int
@@ -33,6 +47,7 @@ class Outcome:
     gaps_over_slo: int
     largest_gap_steps: int | None
     largest_gap_units: float | None
+    largest_gap_p99_units: float | None
     output_tokens_per_s: float
     preemptions: int
     cached_tokens: int
@@ -77,15 +92,13 @@ class Contender:
 class Comparison:
     """The whole comparison.
 
-    `budgeted_step_ms` is the longest step that the budget allows here as the step model has it, the unit of
-    `largest_gap_units`; `budgeted_step_p99_ms` its p99; `decode_step_ms` a step of all running answers without prefill.
-    `arrivals_s` is when the long prompts, or the workload's requests, were sent.
+    `decode_step_ms` is a step of all running answers without prefill. `arrivals_s` is when the long prompts, or the
+    workload's requests, were sent.
     """
 
     slo_itl_ms: float
     budget_tokens: int
-    budgeted_step_ms: float
-    budgeted_step_p99_ms: float
+    budgeted_step: BudgetedStep
     decode_step_ms: float
     contenders: tuple[Contender, ...]
     load: Mapping[str, Any] = field(default_factory=dict)

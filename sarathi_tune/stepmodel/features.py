@@ -79,8 +79,24 @@ def _onset(chunk_tokens: int, width: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
+class Rows:
+    """How many rows an engine computes a step with: above `exact` tokens the next multiple of `multiple`. A GEMM whose
+    rows come in blocks takes as long for 257 tokens as for 264, and a curve through 264 would make 257 too cheap."""
+
+    exact: int = 0
+    multiple: int = 1
+
+    def of(self, tokens: int) -> int:
+        """The rows of a step of so many tokens."""
+        return tokens if tokens <= self.exact else -(-tokens // self.multiple) * self.multiple
+
+
+EXACT = Rows()
+
+
+@dataclass(frozen=True, slots=True)
 class Load:
-    """What the terms read from a step."""
+    """What the terms read from a step. `tokens` counts the rows that are filled up, too."""
 
     tokens: int
     decodes: int
@@ -89,11 +105,11 @@ class Load:
     chunks: tuple[tuple[int, int], ...]
 
     @classmethod
-    def of(cls, shape: StepShape) -> Load:
+    def of(cls, shape: StepShape, rows: Rows = EXACT) -> Load:
         """The load of a step's shape."""
         chunk_tokens = sum(count for _, count in shape.chunks)
         return cls(
-            tokens=len(shape.decode_contexts) + chunk_tokens,
+            tokens=rows.of(len(shape.decode_contexts) + chunk_tokens),
             decodes=len(shape.decode_contexts),
             context_sum=sum(shape.decode_contexts),
             chunk_tokens=chunk_tokens,

@@ -16,7 +16,7 @@ from sarathi_tune.stepmodel.artefacts import without_artefacts
 from sarathi_tune.stepmodel.error import hold_out_error, residual_sigma, with_additive
 from sarathi_tune.stepmodel.features import Observation, candidate_terms, find_stairs
 from sarathi_tune.stepmodel.model import HasRandom, HoldOutError, Spread, StepModel
-from sarathi_tune.stepmodel.rows import observations
+from sarathi_tune.stepmodel.rows import filled_rows, observations
 from sarathi_tune.stepmodel.solve import Fitted, fit_terms
 from sarathi_tune.stepmodel.spread import pooled_spread, spread_notices
 
@@ -44,6 +44,7 @@ def fit_step_model(profile: Profile) -> StepModel:
         spread=spread,
         error=hold_out_error(fitted, training, held_out),
         stairs=fitted.stairs,
+        rows=filled_rows(profile),
         rejected=tuple(rejected),
         measured_tokens=tuple(sorted({row.load.tokens for row in training})),
         num_rows=len(training),

@@ -12,7 +12,7 @@ from sarathi_tune.engine.plan import StepShape
 from sarathi_tune.errors import DocumentError
 from sarathi_tune.notices import Notice
 from sarathi_tune.stats import quantile_sorted
-from sarathi_tune.stepmodel.features import Term, TermName
+from sarathi_tune.stepmodel.features import EXACT, Rows, Term, TermName
 
 
 class HasRandom(Protocol):
@@ -75,7 +75,8 @@ class Spread:
 class StepModel:
     """A fitted step model. `coefficients[i]` is milliseconds per unit of `terms[i]`, never negative.
 
-    `stairs` are token counts behind which a jump was measured; `rejected` the rows that the fit left out, by label.
+    `stairs` are token counts behind which a jump was measured; `rejected` the rows that the fit left out, by label;
+    `rows` says how many rows a number of tokens is computed with.
     """
 
     terms: tuple[Term, ...]
@@ -83,6 +84,7 @@ class StepModel:
     spread: Spread
     error: HoldOutError
     stairs: tuple[int, ...] = ()
+    rows: Rows = EXACT
     rejected: tuple[str, ...] = ()
     measured_tokens: tuple[int, ...] = ()
     num_rows: int = 0
@@ -91,6 +93,8 @@ class StepModel:
     _edges: list[int] = field(init=False, repr=False, compare=False)
     _bases: list[float] = field(init=False, repr=False, compare=False)
     _slopes: list[float] = field(init=False, repr=False, compare=False)
+    _exact_rows: int = field(init=False, repr=False, compare=False)
+    _row_multiple: int = field(init=False, repr=False, compare=False)
     _per_context_ms: float = field(init=False, repr=False, compare=False)
     _per_decode_ms: float = field(init=False, repr=False, compare=False)
     _attention_ms: float = field(init=False, repr=False, compare=False)
@@ -106,6 +110,8 @@ class StepModel:
         put(self, "_edges", edges)
         put(self, "_bases", bases)
         put(self, "_slopes", slopes)
+        put(self, "_exact_rows", self.rows.exact)
+        put(self, "_row_multiple", self.rows.multiple)
         single = {term.name: (value, term.at) for term, value in zip(self.terms, self.coefficients, strict=True)}
         put(self, "_per_context_ms", single.get("context", (0.0, 0))[0])
         put(self, "_per_decode_ms", single.get("decodes", (0.0, 0))[0])
@@ -124,6 +130,8 @@ class StepModel:
             chunk_tokens += count
             attention += (count if count > block else block) * (prefix + 0.5 * count)
         tokens = decodes + chunk_tokens
+        if tokens > self._exact_rows:
+            tokens = -(-tokens // self._row_multiple) * self._row_multiple
         index = bisect_left(self._edges, tokens) - 1 if tokens > 0 else 0
         step_ms = self._bases[index] + self._slopes[index] * (tokens - self._edges[index])
         step_ms += self._per_context_ms * context_sum + self._per_decode_ms * decodes + self._attention_ms * attention
@@ -183,6 +191,7 @@ class StepModel:
             },
             "error": self.error.as_dict(),
             "stairs": list(self.stairs),
+            "rows": {"exact": self.rows.exact, "multiple": self.rows.multiple},
             "rejected": list(self.rejected),
             "measured_tokens": list(self.measured_tokens),
             "num_rows": self.num_rows,
@@ -206,6 +215,7 @@ class StepModel:
                 ),
                 error=HoldOutError.from_dict(error),
                 stairs=tuple(map(int, document["stairs"])),
+                rows=Rows(int(document["rows"]["exact"]), int(document["rows"]["multiple"])),
                 rejected=tuple(map(str, document["rejected"])),
                 measured_tokens=tuple(map(int, document["measured_tokens"])),
                 num_rows=int(document["num_rows"]),

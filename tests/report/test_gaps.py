@@ -8,7 +8,7 @@ from rich.console import Console
 
 from sarathi_tune.errors import UsageError
 from sarathi_tune.report.compared import print_comparison
-from sarathi_tune.report.comparison import Comparison, Contender, Outcome
+from sarathi_tune.report.comparison import BudgetedStep, Comparison, Contender, Outcome
 from sarathi_tune.report.gaps import STRIP_LINES, Scale, check_picture, gap_strips, save_plot
 from sarathi_tune.report.glyphs import ASCII, UNICODE
 
@@ -28,6 +28,7 @@ def outcome(trace: tuple[tuple[float, float], ...], longest_ms: float, units: fl
         gaps_over_slo=3,
         largest_gap_steps=1,
         largest_gap_units=units,
+        largest_gap_p99_units=units * 61.0 / 66.0,
         output_tokens_per_s=300.0,
         preemptions=2,
         cached_tokens=512,
@@ -44,8 +45,7 @@ def comparison() -> Comparison:
     return Comparison(
         slo_itl_ms=100.0,
         budget_tokens=160,
-        budgeted_step_ms=61.0,
-        budgeted_step_p99_ms=66.0,
+        budgeted_step=BudgetedStep(8, 700, 152, 1848, p50_ms=61.0, p99_ms=66.0),
         decode_step_ms=10.0,
         contenders=(
             Contender("sarathi", 160, chunked, chunked, capacity_per_s=1.13),
@@ -96,7 +96,9 @@ def test_the_report_fits_with_whole_names_and_no_control_codes(width: int) -> No
     assert max(map(len, text.splitlines())) <= width
     assert "\x1b" not in text
     assert "…" not in text
-    assert text.startswith("Under sarathi no token waited longer than 60.0 ms: 0.98 budgeted steps.")
+    assert " ".join(text.split()).startswith(
+        "Under sarathi no token waited longer than 60.0 ms: 0.98 budgeted steps, 0.91 of their p99."
+    )
     assert "prefill-first let one wait 1000 ms: 16.4 budgeted steps." in text
     assert ("preemp-" in text) is (width == 120)
     assert "Preemptions: sarathi 2" in text

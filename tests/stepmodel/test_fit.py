@@ -180,6 +180,29 @@ def test_mixed_contexts_and_several_chunks() -> None:
     assert model.predict_ms(mixed) == pytest.approx(by_hand, rel=0.03)
 
 
+def in_eights(shape: Shape) -> float:
+    """Above 32 tokens rows come in eights, as in oneDNN: 0.25 ms for each, on top of 5 ms."""
+    rows = shape.num_tokens if shape.num_tokens <= 32 else -(-shape.num_tokens // 8) * 8
+    return 5.0 + 0.25 * rows + 1e-4 * shape.context * shape.decodes
+
+
+def test_rows_that_are_filled_up_are_paid_for() -> None:
+    rounded = [Shape(chunk=chunk) for chunk in (8, 16, 32, 40, 48, 64, 96, 128, 192, 256)]
+    hybrid = [Shape(8, context, chunk) for context in (100, 900) for chunk in (8, 24, 56, 120)]
+    samples = tuple(Sample(shape, (in_eights(shape),) * 3) for shape in (*rounded, *hybrid))
+    profile = Profile(samples=samples, engine={"exact_rows": 32, "row_multiple": 8})
+    model = fit_step_model(profile)
+    for shape in (Shape(chunk=31), Shape(chunk=33), Shape(8, 400, 89), Shape(8, 400, 96)):
+        assert model.predict_ms(shape.step_shape) == pytest.approx(in_eights(shape), rel=0.01)
+    again = StepModel.from_dict(json.loads(json.dumps(model.as_dict(), allow_nan=False)))
+    assert again.predict_ms(Shape(chunk=33).step_shape) == pytest.approx(15.0, rel=0.01)
+
+
+def test_without_a_word_on_rows_tokens_are_rows() -> None:
+    model = fit_step_model(measured(cpu_like, noise=0.0, repeats=3, seed=9))
+    assert model.predict_ms(Shape(chunk=257).step_shape) < model.predict_ms(Shape(chunk=264).step_shape)
+
+
 def test_round_trip_through_json() -> None:
     for name in (*NAMES, "sarathi-hybrid"):
         model = fit_step_model(published(name))

@@ -7,10 +7,11 @@ import pytest
 from sarathi_tune.config.compare import CompareConfig, SteadyConfig
 from sarathi_tune.config.run import SchedulingConfig
 from sarathi_tune.engine.plan import StepShape
-from sarathi_tune.errors import UsageError
+from sarathi_tune.errors import InfeasibleError, UsageError
 from sarathi_tune.loadgen.record import LoadResult, RequestRecord, StepRecord
 from sarathi_tune.measure.profile import save_profile
-from sarathi_tune.report.comparison import Comparison, Outcome
+from sarathi_tune.measure.shapes import Shape
+from sarathi_tune.report.comparison import BudgetedStep, Comparison, Outcome
 from sarathi_tune.report.progress import SilentUi
 from sarathi_tune.tune.comparing import check_compare, run_compare
 from sarathi_tune.tune.comparing.load import Load
@@ -58,6 +59,8 @@ def test_sarathi_stays_within_one_budgeted_step_and_prefill_first_stalls_for_a_w
     sarathi, prefill_first = figures(compared, "sarathi"), figures(compared, "prefill-first")
     assert sarathi.largest_gap_units is not None
     assert sarathi.largest_gap_units <= 1.05
+    assert sarathi.largest_gap_p99_units is not None
+    assert sarathi.largest_gap_p99_units <= 1.0
     assert sarathi.largest_gap_steps == 1
     assert prefill_first.largest_gap_units is not None
     assert prefill_first.largest_gap_units >= 5
@@ -87,10 +90,18 @@ def test_capacity_is_largest_where_prompts_are_chunked(compared: Comparison) -> 
     assert capacity["decode-first"] == 0.0, "whoever arrives waits for the answers to end"
 
 
+def test_the_budgeted_step_is_the_costliest_that_the_load_can_have(compared: Comparison) -> None:
+    step, answer = compared.budgeted_step, compared.load["answer_tokens"]
+    assert (step.decodes, step.context) == (8, 64 + answer), "all answers at their ends"
+    assert (step.chunk, step.prefix) == (120, 2000 - 120), "the last chunk of a prompt"
+    truth = cpu_like(Shape(8, step.context, step.chunk, step.prefix))
+    assert step.p50_ms == pytest.approx(truth, rel=0.03)
+
+
 def test_the_budget_follows_from_the_objective(profile: Path) -> None:
     config = CompareConfig(virtual_profile=profile, slo_itl_ms=30.0, steady=SMALL, schedulers=("sarathi",))
     comparison = run_compare(config, SilentUi())
-    assert comparison.budgeted_step_ms == pytest.approx(30.0, rel=0.1)
+    assert comparison.budgeted_step.p99_ms == pytest.approx(30.0, rel=0.1)
     longest = figures(comparison, "sarathi").itl_max_ms
     assert longest is not None
     assert longest <= 31.0
@@ -138,7 +149,7 @@ def test_what_cannot_be_compared_is_refused(profile: Path) -> None:
         check_compare(CompareConfig(virtual_profile=profile, budget_tokens=8))
     with pytest.raises(UsageError, match="no room for an answer"):
         check_compare(CompareConfig(virtual_profile=profile, steady=SteadyConfig(prompt_tokens=9000)))
-    with pytest.raises(UsageError, match="give --budget"):
+    with pytest.raises(InfeasibleError, match="give --budget"):
         run_compare(CompareConfig(virtual_profile=profile, slo_itl_ms=5.0), SilentUi())
 
 
@@ -158,12 +169,13 @@ def test_figures_by_hand() -> None:
     )
     prompt = RequestRecord(1, 0.02, 60, 1, "finished", token_s=(0.14,), stalled=(), output_got=1, cached_tokens=16)
     result = LoadResult((answer, prompt), steps, (0.0, 0.15), 0.15)
-    seen = outcome(result, Load((), frozenset({1})), slo_ms=50.0, unit_ms=55.0)
+    seen = outcome(result, Load((), frozenset({1})), slo_ms=50.0, budgeted=BudgetedStep(1, 6, 50, 10, 55.0, 88.0))
     assert seen.ttft_p50_ms == pytest.approx(120.0), "only the judged request's"
     assert (seen.gaps, seen.stalled_gaps, seen.gaps_over_slo) == (2, 2, 1)
     assert seen.itl_max_ms == pytest.approx(110.0)
     assert seen.largest_gap_steps == 2
     assert seen.largest_gap_units == pytest.approx(2.0)
+    assert seen.largest_gap_p99_units == pytest.approx(1.25)
     assert seen.output_tokens_per_s == pytest.approx(4 / 0.15)
     assert (seen.preemptions, seen.cached_tokens, seen.prompt_tokens) == (1, 16, 64)
     assert seen.trace == ((0.04, 30.0), (0.15, 110.0))

@@ -16,7 +16,7 @@ from sarathi_tune.config.presets import resolve_model
 from sarathi_tune.config.run import DEFAULT_BUDGET_TOKENS
 from sarathi_tune.config.slo import Slo
 from sarathi_tune.config.source import ModelSource
-from sarathi_tune.errors import UsageError
+from sarathi_tune.errors import InconclusiveError, InfeasibleError, UsageError
 from sarathi_tune.goodput.surface import Scenario, saturation_rate
 from sarathi_tune.loadgen.record import LoadResult
 from sarathi_tune.machine.conditions import ConditionsProbe, condition_notices
@@ -26,7 +26,7 @@ from sarathi_tune.measure.profile import Profile, load_profile
 from sarathi_tune.measure.shapes import Shape
 from sarathi_tune.notices import Notice
 from sarathi_tune.report.build import versions
-from sarathi_tune.report.comparison import Comparison, Contender, Outcome
+from sarathi_tune.report.comparison import BudgetedStep, Comparison, Contender, Outcome
 from sarathi_tune.report.progress import Ui
 from sarathi_tune.stepmodel.fit import StepModel, fit_step_model
 from sarathi_tune.tune.comparing.basis import SLO_DECODE_STEPS, measure_profile
@@ -38,6 +38,7 @@ from sarathi_tune.tune.drift import Anchors, Drift, drifted, mean_drift, measure
 from sarathi_tune.tune.machine import Machine, open_machine
 from sarathi_tune.tune.predicting import loop_overhead_ms
 from sarathi_tune.tune.settings import batch_context, chunk_prefix
+from sarathi_tune.units import format_ms
 from sarathi_tune.workload.load import load_workload
 from sarathi_tune.workload.spec import Workload
 
@@ -103,8 +104,7 @@ def run_compare(config: CompareConfig, ui: Ui) -> Comparison:
     return Comparison(
         slo_itl_ms=question.slo_itl_ms,
         budget_tokens=budget,
-        budgeted_step_ms=bout.unit_ms,
-        budgeted_step_p99_ms=bout.pacer.budgeted_step_ms(subject.prompt_tokens, 0.99),
+        budgeted_step=bout.budgeted,
         decode_step_ms=bout.pacer.decode_step_ms,
         contenders=contenders,
         load=bout.load.facts,
@@ -129,19 +129,19 @@ def run_compare(config: CompareConfig, ui: Ui) -> Comparison:
 
 @dataclass(frozen=True, slots=True)
 class _Bout:
-    """The settled comparison. `pace` is None for a workload."""
+    """The settled comparison. `budgeted` is the longest step that its budget allows; `pace` is None for a workload."""
 
     arena: Arena
     load: Load
     pacer: Pacer
     model: StepModel
-    unit_ms: float
+    budgeted: BudgetedStep
     pace: SteadyPace | None
     workload: Workload | None
 
     def figures(self, result: LoadResult) -> Outcome:
         """The figures of a run."""
-        return outcome(result, self.load, self.arena.slo.itl_ms, self.unit_ms)
+        return outcome(result, self.load, self.arena.slo.itl_ms, self.budgeted)
 
     def capacity(self, scheduler: SchedulerName) -> tuple[float | None, str]:
         """The largest rate within the objective."""
@@ -211,19 +211,22 @@ def _question(config: CompareConfig, subject: _Subject, model: StepModel, loop_m
         prefix=subject.prompt_tokens,
         overhead_ms=loop_ms,
         max_model_len=subject.max_model_len,
+        resamples=0,
         seed=config.seed,
     )
 
 
 def _derived_budget(profile: Profile, model: StepModel, question: BudgetQuestion) -> int:
+    """The budget by the fit, without asking how certain it is: a comparison shows budgets at work, it advises none."""
     derivation = derive(profile, model, question)
     if derivation.budget is not None:
         return derivation.budget
     if derivation.verdict == "not-binding":
         return DEFAULT_BUDGET_TOKENS
-    raise UsageError(
-        f"No budget follows from an objective of {question.slo_itl_ms:.3g} ms here ({derivation.verdict}): "
-        "give --budget, or another --slo-itl."
+    error = InconclusiveError if derivation.verdict == "inconclusive" else InfeasibleError
+    raise error(
+        f"No budget follows from an objective of {format_ms(question.slo_itl_ms)}: {derivation.why} "
+        "To compare all the same, give --budget or another --slo-itl."
     )
 
 
@@ -253,8 +256,9 @@ def _settle(config: CompareConfig, subject: _Subject, model: StepModel, question
         loop_ms=question.overhead_ms,
         seed=config.seed,
     )
-    unit_ms = pacer.budgeted_step_ms(subject.prompt_tokens)
-    return _Bout(arena, load, pacer, model, unit_ms, pace, subject.workload)
+    context = STREAM_PROMPT_TOKENS + pace.answer_tokens if pace else subject.context
+    budgeted = pacer.budgeted_step(load.longest_prompt, context)
+    return _Bout(arena, load, pacer, model, budgeted, pace, subject.workload)
 
 
 def _workload_load(

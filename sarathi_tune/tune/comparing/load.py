@@ -41,6 +41,11 @@ class Load:
         return sum(-(-(item.spec.prompt_tokens + item.spec.output_tokens) // page_tokens) for item in self.requests)
 
     @property
+    def longest_prompt(self) -> int:
+        """Tokens of the longest prompt."""
+        return max(item.spec.prompt_tokens for item in self.requests)
+
+    @property
     def longest_tokens(self) -> int:
         """Prompt and answer of the longest request."""
         return max(item.spec.prompt_tokens + item.spec.output_tokens for item in self.requests)

@@ -5,12 +5,12 @@ from collections.abc import Iterator
 
 from sarathi_tune.loadgen.latency import distribution, gaps_ms, ttft_ms
 from sarathi_tune.loadgen.record import LoadResult, RequestRecord
-from sarathi_tune.report.comparison import Outcome
+from sarathi_tune.report.comparison import BudgetedStep, Outcome
 from sarathi_tune.tune.comparing.load import Load
 
 
-def outcome(result: LoadResult, load: Load, slo_ms: float, unit_ms: float) -> Outcome:
-    """The figures of a run. `unit_ms`: the budgeted step that the largest gap is measured in."""
+def outcome(result: LoadResult, load: Load, slo_ms: float, budgeted: BudgetedStep) -> Outcome:
+    """The figures of a run. `budgeted`: the step that the largest gap is measured in."""
     records = result.records
     gaps = [gap for record in records for gap in gaps_ms(record)]
     itl = distribution(gaps)
@@ -31,7 +31,8 @@ def outcome(result: LoadResult, load: Load, slo_ms: float, unit_ms: float) -> Ou
         stalled_gaps=sum(sum(record.stalled or ()) for record in records),
         gaps_over_slo=sum(gap > slo_ms for gap in gaps),
         largest_gap_steps=_largest_gap_steps(result),
-        largest_gap_units=itl.max_ms / unit_ms if itl.max_ms is not None else None,
+        largest_gap_units=itl.max_ms / budgeted.p50_ms if itl.max_ms is not None else None,
+        largest_gap_p99_units=itl.max_ms / budgeted.p99_ms if itl.max_ms is not None else None,
         output_tokens_per_s=tokens / result.elapsed_s if result.elapsed_s > 0 else 0.0,
         preemptions=sum(record.num_preemptions for record in records),
         cached_tokens=sum(record.cached_tokens or 0 for record in records),

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from sarathi_tune.config.compare import SteadyConfig
 from sarathi_tune.engine.plan import StepShape
+from sarathi_tune.report.comparison import BudgetedStep
 from sarathi_tune.stepmodel.fit import StepModel
 from sarathi_tune.tune.comparing.load import PROMPT_ANSWER_TOKENS, STREAM_PROMPT_TOKENS, SteadyPace
 
@@ -47,13 +48,20 @@ class Pacer:
             steps += 1
         return steps, total_ms
 
-    def budgeted_step_ms(self, prompt_tokens: int, quantile: float | None = None) -> float:
-        """The longest step that the budget allows: a full chunk at the prompt's end beside all answers. The model's
-        centre, or a quantile of it."""
+    def budgeted_step(self, prompt_tokens: int, longest_context: int) -> BudgetedStep:
+        """The longest step that the budget allows: all answers at their longest context, and beside them a full chunk
+        at the end of a prompt, where it sees most keys."""
         chunk = min(prompt_tokens, max(1, self.budget_tokens - self.streams))
-        shape = StepShape((self.context,) * self.streams, ((prompt_tokens - chunk, chunk),))
-        model = self.model
-        return (model.predict_ms(shape) if quantile is None else model.quantile_ms(shape, quantile)) + self.loop_ms
+        prefix = prompt_tokens - chunk
+        shape = StepShape((longest_context,) * self.streams, ((prefix, chunk),))
+        return BudgetedStep(
+            decodes=self.streams,
+            context=longest_context,
+            chunk=chunk,
+            prefix=prefix,
+            p50_ms=self.model.predict_ms(shape) + self.loop_ms,
+            p99_ms=self.model.quantile_ms(shape, 0.99) + self.loop_ms,
+        )
 
 
 def settle_pace(steady: SteadyConfig, pacer: Pacer, prompt_tokens: int) -> SteadyPace:
