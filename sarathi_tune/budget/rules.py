@@ -11,8 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sarathi_tune.errors import UsageError
-
 #: The version that the rules below were written for.
 VLLM_VERSION = "0.32.0"
 
@@ -131,13 +129,6 @@ def check_settings(settings: EngineSettings) -> tuple[Violation, ...]:
     return tuple(broken) + _other_errors(settings) + _warnings(settings)
 
 
-def require_legal(settings: EngineSettings) -> None:
-    """Raise UsageError with the first broken rule and the smallest legal value; warnings pass."""
-    for violation in check_settings(settings):
-        if violation.severity == "error":
-            raise UsageError(violation.message)
-
-
 def _other_errors(settings: EngineSettings) -> tuple[Violation, ...]:
     limit = settings.max_model_len
     if limit is None or settings.long_prefill_token_threshold <= limit:
@@ -162,40 +153,15 @@ def _warnings(settings: EngineSettings) -> tuple[Violation, ...]:
     return tuple(found)
 
 
-def cuda_graph_sizes(
-    max_num_seqs: int, budget: int, decode_length: int = 1, *, datacentre_blackwell: bool = False
-) -> tuple[int, ...]:
-    """The token counts for which vLLM 0.32.0 captures CUDA graphs by default; larger steps run without one.
-
-    1, 2, 4, steps of 8 below 256, steps of 16 up to min(2 * max_num_seqs * decode_length, 512; 1024 on data-centre
-    Blackwell), never above the budget; the budget itself is added if it fits.
-    """
-    ceiling = 1024 if datacentre_blackwell else 512
-    largest = min(max_num_seqs * decode_length * 2, ceiling)
-    sizes = {1, 2, 4, *range(8, 256, 8), *range(256, largest + 1, 16)}
-    if budget <= largest:
-        sizes.add(budget)
-    return tuple(sorted(size for size in sizes if size <= min(largest, budget)))
-
-
-@dataclass(frozen=True, slots=True)
-class Defaults:
-    """vLLM's defaults on a device: the budget offline (`LLM`) and in the API server, and max_num_seqs in each."""
-
-    offline_budget: int
-    server_budget: int
-    offline_seqs: int
-    server_seqs: int
-
-
-def vllm_defaults(
+def default_budget(
     device: Literal["cuda", "cpu"], memory_gib: float | None = None, device_name: str = "", world_size: int = 1
-) -> Defaults:
-    """The defaults of vLLM 0.32.0. A device that can't be queried (memory None) gets the small ones, as there."""
+) -> int:
+    """The budget that vLLM 0.32.0's server takes by default. A device that can't be queried (memory None) gets the
+    small one, as there."""
     if device == "cpu":
-        return Defaults(4096 * world_size, 2048 * world_size, 256 * world_size, 128 * world_size)
+        return 2048 * world_size
     if memory_gib is not None and memory_gib >= 160:
-        return Defaults(16384, 16384, 1024, 1024)
+        return 16384
     if memory_gib is not None and memory_gib >= 70 and "a100" not in device_name.lower():
-        return Defaults(16384, 8192, 1024, 1024)
-    return Defaults(8192, 2048, 256, 256)
+        return 8192
+    return 2048

@@ -66,7 +66,8 @@ class TuneConfig:
     overhead_ms: float = 0.0
     #: Verify this budget instead of the derived one.
     budget_tokens: int | None = None
-    control_budget_tokens: int = DEFAULT_BUDGET_TOKENS
+    #: The budget that is run for comparison; None: vLLM's default on the device.
+    control_budget_tokens: int | None = None
     device: DeviceConfig = field(default_factory=DeviceConfig)
     scheduling: SchedulingConfig = field(default_factory=SchedulingConfig)
     seed: int = 0

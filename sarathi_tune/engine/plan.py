@@ -50,11 +50,6 @@ class StepShape:
         """All tokens of the step: what vLLM's budget limits."""
         return self.num_decodes + self.num_prefill_tokens
 
-    @property
-    def num_seqs(self) -> int:
-        """Requests that take part in the step."""
-        return self.num_decodes + len(self.chunks)
-
 
 @dataclass(frozen=True, slots=True)
 class Swap:

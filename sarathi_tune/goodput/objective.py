@@ -47,9 +47,3 @@ def shortfalls(
     if delay_ms is not None and delay_ms > sustainable_delay_ms:
         found.append(f"median scheduling delay {format_ms(delay_ms)} > {format_ms(sustainable_delay_ms)}")
     return tuple(found)
-
-
-def is_sustainable(report: LatencyReport, limit_ms: float = SUSTAINABLE_DELAY_MS) -> bool:
-    """Whether the median request was scheduled within the limit: the queue doesn't just grow."""
-    delay_ms = report.scheduling_delay.p50_ms
-    return delay_ms is not None and delay_ms <= limit_ms and report.counts.not_sent == 0

@@ -103,16 +103,6 @@ class Surface:
                 return cell
         raise KeyError((budget_tokens, rate_per_s))
 
-    def best_rate(self, budget_tokens: int) -> float | None:
-        """The largest rate of the surface up to which every rate meets the SLO at this budget; None when the first one
-        misses it."""
-        best = None
-        for rate_per_s in self.rates_per_s:
-            if not self.cell(budget_tokens, rate_per_s).is_met:
-                break
-            best = rate_per_s
-        return best
-
 
 def predict_surface(scenario: Scenario, budgets_tokens: Sequence[int], rates_per_s: Sequence[float]) -> Surface:
     """Every budget at every rate."""

@@ -132,14 +132,6 @@ class Design:
     seconds: float | None
     seed: int = 0
 
-    @property
-    def estimated_s(self) -> float:
-        """About how long measuring takes."""
-        warm_up_ms = sum(point.estimate_ms for point in self.points)
-        round_ms = sum(point.estimate_ms / point.every for point in self.points)
-        least_s, most_s = ((warm_up_ms + rounds * round_ms) / 1e3 for rounds in (self.min_rounds, self.max_rounds))
-        return most_s if self.seconds is None else max(least_s, min(self.seconds, most_s))
-
     def as_dict(self) -> dict[str, Any]:
         """The design as it stands in the journal."""
         points = [asdict(point) | {"shape": str(point.shape)} for point in self.points]

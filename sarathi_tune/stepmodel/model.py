@@ -151,10 +151,6 @@ class StepModel:
         """The `q` quantile (0 to 1) of the time of a step of this shape in milliseconds."""
         return self.predict_ms(shape) * self.spread.ratio(bool(shape.chunks), q)
 
-    def sample_ms(self, shape: StepShape, rng: HasRandom) -> float:
-        """One random step time in milliseconds: the centre times one of the measured ratios."""
-        return self.predict_ms(shape) * self.draw_ratio(bool(shape.chunks), rng)
-
     def draw_ratio(self, has_chunk: bool, rng: HasRandom) -> float:
         """One random ratio of a step's time to its centre."""
         ratios = self.spread.chunk if has_chunk else self.spread.decode
@@ -163,14 +159,6 @@ class StepModel:
     def coefficient(self, name: TermName) -> float:
         """The summed coefficient of the terms with this name; 0 when the profile can't tell it apart."""
         return sum(value for term, value in zip(self.terms, self.coefficients, strict=True) if term.name == name)
-
-    def linear_ms(self, tokens: int) -> float:
-        """host + linear(tokens): a step's cost without attention and per-sequence work, in milliseconds."""
-        return self.centre_ms(0, 0, ()) if tokens <= 0 else self._linear_ms(tokens)
-
-    def _linear_ms(self, tokens: int) -> float:
-        index = bisect_left(self._edges, tokens) - 1
-        return self._bases[index] + self._slopes[index] * (tokens - self._edges[index])
 
     @property
     def prefill_ms_per_token(self) -> float:

@@ -23,7 +23,7 @@ from sarathi_tune.report.result import PhaseTime, Result, Run, RunRole
 from sarathi_tune.report.store import save_result
 from sarathi_tune.stepmodel.fit import fit_step_model
 from sarathi_tune.tune import planning
-from sarathi_tune.tune.job import Job, device_type, open_job
+from sarathi_tune.tune.job import Job, find_device, open_job
 from sarathi_tune.tune.measuring import measure
 from sarathi_tune.tune.predicting import Prediction, loop_overhead_ms, play, predict
 from sarathi_tune.tune.settings import budget_question, settle
@@ -71,8 +71,8 @@ class _Findings:
 
 def plan_tune(config: TuneConfig) -> RunPlan:
     """What `run_tune` would do. Measures, loads and writes nothing."""
-    device = device_type(config)
-    return planning.plan(config, settle(config, device), device, MEASURE_SHARE * config.time_limit_s)
+    device, gpu = find_device(config)
+    return planning.plan(config, settle(config, device, gpu=gpu), device, MEASURE_SHARE * config.time_limit_s)
 
 
 def run_tune(config: TuneConfig, ui: Ui) -> Result:
@@ -109,9 +109,7 @@ def _advise(job: Job, profile: Profile, watch: _Stopwatch, ui: Ui) -> _Findings:
     config, settings = job.config, job.settings
     with watch.part("derive"), ui.phase("derive"):
         model = fit_step_model(profile)
-        loop_ms = job.folder.recall(
-            "loop_ms", partial(loop_overhead_ms, job.engine_config(config.control_budget_tokens))
-        )
+        loop_ms = job.folder.recall("loop_ms", partial(loop_overhead_ms, job.engine_config(settings.control_budget)))
         question = budget_question(config, settings, loop_ms)
         derivation = derive(profile, model, question)
     result = derived_result(
@@ -134,9 +132,9 @@ def _advise(job: Job, profile: Profile, watch: _Stopwatch, ui: Ui) -> _Findings:
     played = play(job, model, loop_ms)
     if tested is None:
         return _Findings(result, profile, played)
-    budgets = {tested, config.control_budget_tokens, *(neighbour.budget for neighbour in derivation.neighbours)}
+    budgets = {tested, settings.control_budget, *(neighbour.budget for neighbour in derivation.neighbours)}
     with watch.part("predict"):
-        prediction = predict(config, played, tuple(sorted(budgets)), tested, ui)
+        prediction = predict(job, played, tuple(sorted(budgets)), tested, ui)
     reports = {budget: cell.report for budget, cell in prediction.at_rate().items()}
     result = replace(
         result,
@@ -155,8 +153,8 @@ def _trials(job: Job, findings: _Findings, watch: _Stopwatch) -> list[Trial]:
         return []
     capacity = next((item.rate_per_s for item in prediction.capacities if item.budget_tokens == tested), None)
     plans: list[tuple[RunRole, int, float]] = [("recommended", tested, prediction.rate_per_s)]
-    if job.config.control_budget_tokens != tested:
-        plans.append(("control", job.config.control_budget_tokens, prediction.rate_per_s))
+    if job.settings.control_budget != tested:
+        plans.append(("control", job.settings.control_budget, prediction.rate_per_s))
     left_s = job.config.time_limit_s - RESERVE_S - watch.elapsed_s
     if capacity is not None and left_s / (len(plans) + 1) >= SHORTEST_WINDOW_S + RUN_EXTRA_S:
         plans.append(("capacity", tested, capacity))

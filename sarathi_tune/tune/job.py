@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from sarathi_tune.config.engine import EngineConfig
 from sarathi_tune.config.run import TuneConfig
+from sarathi_tune.machine.gpu import GpuDescription, open_gpu
 from sarathi_tune.report.progress import Ui
 from sarathi_tune.tune.folder import RunFolder, interrupted_folder, new_folder
 from sarathi_tune.tune.machine import Machine, open_machine
@@ -43,7 +44,8 @@ def open_job(config: TuneConfig, ui: Ui, budgets_tokens: Sequence[int] = ()) -> 
     # Before the model is loaded: whoever has nothing to resume should not wait for that.
     interrupted = interrupted_folder(config.out_dir) if config.resume else None
     with ui.phase("prepare"):
-        settings = settle(config, device_type(config), budgets_tokens)
+        device, gpu = find_device(config)
+        settings = settle(config, device, budgets_tokens, gpu)
         machine = open_machine(
             settings.source,
             config.device,
@@ -54,8 +56,12 @@ def open_job(config: TuneConfig, ui: Ui, budgets_tokens: Sequence[int] = ()) -> 
     return Job(config, settings, interrupted or new_folder(config.out_dir, config.model), machine)
 
 
-def device_type(config: TuneConfig) -> DeviceType:
-    """The kind of device that the run will use. Raises UsageError for one that isn't there."""
+def find_device(config: TuneConfig) -> tuple[DeviceType, GpuDescription | None]:
+    """The kind of device that the run will use, and the GPU if NVML knows it. Raises UsageError for one that isn't
+    there."""
     from sarathi_tune.runtime.runner import resolve_device
 
-    return "cuda" if resolve_device(config.device.device).type == "cuda" else "cpu"
+    if resolve_device(config.device.device).type != "cuda":
+        return "cpu", None
+    gpu, _ = open_gpu()
+    return "cuda", gpu.describe() if gpu else None

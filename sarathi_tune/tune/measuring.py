@@ -117,7 +117,7 @@ def design_space(config: TuneConfig, settings: Settings, seconds: float) -> Desi
         num_pages=settings.num_pages,
         page_tokens=config.device.page_tokens,
         max_budget=settings.max_budget,
-        control_budget=min(config.control_budget_tokens, settings.max_budget),
+        control_budget=min(settings.control_budget, settings.max_budget),
         max_model_len=settings.max_model_len,
         seconds=seconds,
     )

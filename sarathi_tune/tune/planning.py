@@ -38,7 +38,7 @@ def plan(config: TuneConfig, settings: Settings, device: DeviceType, measure_s: 
     ]
     if config.verify:
         phases.append(
-            PlannedPhase("verify", f"the recommended budget and {config.control_budget_tokens:,} for real", left_s)
+            PlannedPhase("verify", f"the recommended budget and {settings.control_budget:,} for real", left_s)
         )
     folder = f"{config.out_dir}/<time>-{settings.source.config.name}"
     return RunPlan(

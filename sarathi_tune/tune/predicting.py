@@ -3,7 +3,6 @@
 from dataclasses import dataclass, replace
 
 from sarathi_tune.config.engine import EngineConfig
-from sarathi_tune.config.run import TuneConfig
 from sarathi_tune.engine.loop import Engine
 from sarathi_tune.engine.plan import StepPlan
 from sarathi_tune.engine.request import Request
@@ -45,7 +44,7 @@ def play(job: Job, model: StepModel, loop_ms: float) -> Scenario:
     """What the virtual clock plays: this run's engine and workload over the step model, `loop_ms` beside each step."""
     return Scenario(
         model=model,
-        config=job.engine_config(job.config.control_budget_tokens),
+        config=job.engine_config(job.settings.control_budget),
         workload=job.settings.workload,
         slo=job.config.slo,
         criterion="every-step",
@@ -54,11 +53,9 @@ def play(job: Job, model: StepModel, loop_ms: float) -> Scenario:
     )
 
 
-def predict(
-    config: TuneConfig, played: Scenario, budgets_tokens: tuple[int, ...], tested_tokens: int, ui: Ui
-) -> Prediction:
+def predict(job: Job, played: Scenario, budgets_tokens: tuple[int, ...], tested_tokens: int, ui: Ui) -> Prediction:
     """Search the capacity of the tested budget and of the control, and price `budgets_tokens` around it."""
-    searched = tuple(dict.fromkeys((tested_tokens, config.control_budget_tokens)))
+    searched = tuple(dict.fromkeys((tested_tokens, job.settings.control_budget)))
     with ui.phase("predict", total=len(searched) + len(budgets_tokens)) as phase:
         capacities = []
         for budget in searched:
@@ -68,7 +65,7 @@ def predict(
                 capacities.append(Capacity(budget, found.rate_per_s))
             phase.advance()
         capacity = next((item.rate_per_s for item in capacities if item.budget_tokens == tested_tokens), None)
-        rate = config.rate_per_s or _working_rate(played, capacity, tested_tokens)
+        rate = job.config.rate_per_s or _working_rate(played, capacity, tested_tokens)
         rates = {rate, *(share * capacity for share in RATE_SHARES)} if capacity else {rate}
         cells: list[Cell] = []
         for budget in budgets_tokens:

@@ -7,12 +7,14 @@ from random import Random
 from typing import Any, Literal
 
 from sarathi_tune.budget.question import BudgetQuestion
-from sarathi_tune.budget.rules import EngineSettings, smallest_legal_budget
+from sarathi_tune.budget.rules import VLLM_VERSION, EngineSettings, default_budget, smallest_legal_budget
 from sarathi_tune.config.parallel import check_layout
 from sarathi_tune.config.presets import resolve_model
 from sarathi_tune.config.run import TuneConfig
 from sarathi_tune.config.source import ModelSource
 from sarathi_tune.errors import UsageError
+from sarathi_tune.machine.gpu import GpuDescription
+from sarathi_tune.measure.shapes import Shape
 from sarathi_tune.stats import quantile
 from sarathi_tune.workload.load import load_workload
 from sarathi_tune.workload.spec import Workload
@@ -32,7 +34,8 @@ _DRAWS, _LARGEST_DRAW = 400, 1024
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The settled run. Each of `decodes` decodes sees `context` keys, a chunk lies behind `prefix` cached tokens."""
+    """The settled run. Each of `decodes` decodes sees `context` keys, a chunk lies behind `prefix` cached tokens;
+    `control_budget` is run for comparison."""
 
     source: ModelSource
     workload: Workload
@@ -42,6 +45,7 @@ class Settings:
     max_model_len: int
     num_pages: int
     max_budget: int
+    control_budget: int
     origins: Mapping[str, str]
 
     def as_dict(self) -> dict[str, Any]:
@@ -55,11 +59,14 @@ class Settings:
             "prefix": self.prefix,
             "max_model_len": self.max_model_len,
             "kv_pages": self.num_pages,
+            "control_budget": self.control_budget,
         }
 
 
-def settle(config: TuneConfig, device: DeviceType, budgets_tokens: Sequence[int] = ()) -> Settings:
-    """Settle a run on that kind of device; `budgets_tokens` are those of a sweep.
+def settle(
+    config: TuneConfig, device: DeviceType, budgets_tokens: Sequence[int] = (), gpu: GpuDescription | None = None
+) -> Settings:
+    """Settle a run on that kind of device; `budgets_tokens` are those of a sweep, `gpu` the device where it is one.
 
     Raises UsageError for a model, a workload or a budget that can't be used.
     """
@@ -81,11 +88,16 @@ def settle(config: TuneConfig, device: DeviceType, budgets_tokens: Sequence[int]
         "max_num_seqs": "given" if config.max_num_seqs else f"default on {device}",
         "context": "given" if context is not None else f"mean of the batch, {by_workload}",
         "prefix": "given" if prefix is not None else f"prompt tokens before a chunk, {by_workload}",
+        "control_budget": f"default of vLLM {VLLM_VERSION} on {gpu.name if gpu else device}",
     }
+    if config.control_budget_tokens is not None:
+        origins["control_budget"] = "given"
+    control = config.control_budget_tokens or _default_budget(device, gpu, config.device.layout.num_ranks)
     if context is None:
         context = batch_context(workload, decodes)
     if prefix is None:
         prefix = chunk_prefix(workload)
+    largest = Shape(decodes, context, max(control, config.budget_tokens or 0), prefix)
     return Settings(
         source=source,
         workload=workload,
@@ -93,8 +105,9 @@ def settle(config: TuneConfig, device: DeviceType, budgets_tokens: Sequence[int]
         context=context,
         prefix=prefix,
         max_model_len=max_model_len,
-        num_pages=_pages(config, workload, decodes, context, prefix, max_model_len),
+        num_pages=_pages(config, workload, largest, max_model_len),
         max_budget=min(MAX_BUDGET_TOKENS, max_model_len),
+        control_budget=control,
         origins=origins,
     )
 
@@ -109,7 +122,7 @@ def budget_question(config: TuneConfig, settings: Settings, loop_ms: float) -> B
         overhead_ms=config.overhead_ms + loop_ms,
         max_model_len=settings.max_model_len,
         percentile=config.slo.percentile,
-        default_budget=config.control_budget_tokens,
+        default_budget=settings.control_budget,
         reference_prompt_tokens=settings.workload.quantile_prompt(0.5),
         seed=config.seed,
     )
@@ -156,11 +169,19 @@ def _check_budget(flag: str, budget: int, decodes: int) -> None:
         )
 
 
-def _pages(config: TuneConfig, workload: Workload, decodes: int, context: int, prefix: int, max_model_len: int) -> int:
+def _default_budget(device: DeviceType, gpu: GpuDescription | None, world_size: int) -> int:
+    """What `vllm serve` takes here when nobody says anything."""
+    if gpu is None:
+        return default_budget(device, world_size=world_size)
+    memory_gib = gpu.memory_bytes / 2**30 if gpu.memory_bytes is not None else None
+    return default_budget(device, memory_gib, gpu.name, world_size)
+
+
+def _pages(config: TuneConfig, workload: Workload, largest: Shape, max_model_len: int) -> int:
     """KV pages for a full batch of the workload's longest requests, and for the largest step that is timed."""
-    page = config.device.page_tokens
+    page, decodes = config.device.page_tokens, largest.decodes
     longest = min(max_model_len, workload.quantile_total(0.999))
     served = decodes * -(-longest // page)
-    widest = min(max_model_len, prefix + max(config.control_budget_tokens, config.budget_tokens or 0))
-    timed = decodes * -(-min(context, max_model_len) // page) + -(-widest // page)
+    widest = min(max_model_len, largest.prefix + largest.chunk)
+    timed = decodes * -(-min(largest.context, max_model_len) // page) + -(-widest // page)
     return max(served, timed) + decodes

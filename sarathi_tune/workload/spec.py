@@ -146,11 +146,6 @@ class Workload:
         """The length of prompt plus output that a share `level` of the requests stays below."""
         return _rank([prompt + output for prompt, output in _pairs(self)], level)
 
-    def decodes_at(self, rate_per_s: float, step_ms: float) -> float:
-        """Running decodes on average, by Little's law: arrivals per second times the seconds that a request decodes,
-        which is one step for every output token but the first."""
-        return rate_per_s * (self.mean_output_tokens - 1) * step_ms / 1e3
-
     def draw(self, seed: int, n: int, *, vocab_size: int | None, max_model_len: int, first_id: int = 0) -> Draw:
         """`n` requests. Their prompts are random token ids below `vocab_size`, no two with the same first page, and
         different for every seed; `vocab_size` None leaves them as ranges, for an executor that never reads a token.

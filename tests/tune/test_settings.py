@@ -8,6 +8,7 @@ import pytest
 from sarathi_tune.config.run import TuneConfig
 from sarathi_tune.config.slo import Slo
 from sarathi_tune.errors import UsageError
+from sarathi_tune.machine.gpu import GpuDescription
 from sarathi_tune.tune.settings import batch_context, budget_question, chunk_prefix, settle
 from sarathi_tune.workload.load import load_workload
 from tests.tune.tiny import CONTEXT, tiny_model
@@ -61,7 +62,7 @@ def test_what_was_given_stays_and_says_so() -> None:
     given = replace(CONFIG, max_num_seqs=4, context_tokens=2000, prefix_tokens=0)
     settings = settle(given, "cpu")
     assert (settings.decodes, settings.context, settings.prefix) == (4, 2000, 0)
-    assert dict(settings.origins) == {"max_num_seqs": "given", "context": "given", "prefix": "given"}
+    assert {settings.origins[name] for name in ("max_num_seqs", "context", "prefix")} == {"given"}
 
 
 def test_what_was_left_open_says_where_it_comes_from() -> None:
@@ -71,6 +72,16 @@ def test_what_was_left_open_says_where_it_comes_from() -> None:
     assert settings.origins["max_num_seqs"] == "default on cpu"
     assert settings.origins["context"].endswith("p95 of workload fixed:768:64")
     assert settings.origins["prefix"].endswith("p95 of workload fixed:768:64")
+
+
+def test_the_control_is_what_vllm_would_take_on_the_device() -> None:
+    settings = settle(CONFIG, "cpu")
+    assert (settings.control_budget, settings.origins["control_budget"]) == (2048, "default of vLLM 0.32.0 on cpu")
+    h100 = GpuDescription("NVIDIA H100 80GB HBM3", 85 * 10**9, "9.0")
+    assert settle(CONFIG, "cuda", gpu=h100).control_budget == 8192
+    assert settle(CONFIG, "cuda").control_budget == 2048, "a GPU that NVML doesn't show"
+    given = settle(replace(CONFIG, control_budget_tokens=512), "cuda", gpu=h100)
+    assert (given.control_budget, given.origins["control_budget"]) == (512, "given")
 
 
 def test_pages_hold_a_full_batch_and_the_largest_step() -> None:

@@ -79,11 +79,6 @@ def test_the_total_cap_shortens_the_prompt_before_the_output() -> None:
     assert Workload("w", Fixed(tokens=90), Fixed(tokens=300), total_cap=100).lengths_at(0.5, 0.5) == (1, 99)
 
 
-def test_littles_law_gives_the_running_decodes() -> None:
-    # 2 requests per second that decode 64 steps of 50 ms each are 6.4 at a time
-    assert load_workload("fixed:768:65").decodes_at(2.0, 50.0) == pytest.approx(6.4)
-
-
 def test_the_context_of_a_decode_counts_long_answers_for_every_token() -> None:
     assert load_workload("fixed:100:11").mean_decode_context_tokens == pytest.approx(105.5)  # 101 .. 110
     # a request with an answer of one token has no decode at all
