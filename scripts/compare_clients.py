@@ -5,9 +5,11 @@
 A server that does nothing but emit events runs in a process of its own. Each client takes `--streams` answers at once,
 of `--events` events each, twice: with few events and with many. The difference of the two runs leaves the client's
 start, its imports and its requests out; what remains is what an event costs it, in CPU time of all its processes.
+The clients take turns, `--rounds` times, and each figure is the median of the rounds.
 
     paced   every stream gets 20 events a second
-    flood   events as fast as the client takes them: events per second is what it takes with the server beside it
+    flood   events as fast as the client takes them: events per second is what it takes with the server beside it,
+            which writes 16 at once, so that it isn't the slower one
 
 The kernel's buffers hold seconds of events, so that when the server has written its last says nothing; the time is
 that of the client's whole process, from the difference of the two runs as well.
@@ -19,12 +21,13 @@ import argparse
 import asyncio
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -58,12 +61,14 @@ class Emitter:
             self.streams = [stream for stream in self.streams if stream.left]
 
     def emit(self, stream: "Stream") -> None:
-        for _ in range(1 if self.pace_per_s else FLOOD_BATCH):
-            if stream.is_full or not stream.left:
-                return
+        if stream.is_full:
+            return
+        events: list[bytes] = []
+        while stream.left and len(events) < (1 if self.pace_per_s else FLOOD_BATCH):
             stream.left -= 1
-            self.events += 1
-            stream.transport.write(stream.event(is_last=not stream.left))
+            events.append(stream.event(is_last=not stream.left))
+        self.events += len(events)
+        stream.transport.write(b"".join(events))
 
     def stats(self) -> bytes:
         report = {"events": self.events}
@@ -238,17 +243,21 @@ def run(name: str, load: Load) -> Run:
     return Run(stats["events"], wall_s, cpu_s)
 
 
-def measure(mode: str, options: argparse.Namespace, scratch: Path) -> Iterator[dict[str, Any]]:
-    """The clients, one after the other, against a server in one mode."""
+def measure(mode: str, options: argparse.Namespace, scratch: Path) -> list[dict[str, Any]]:
+    """The clients in turns against a server in one mode: a row for each, the median of the rounds."""
     server = subprocess.Popen([sys.executable, __file__, "--serve", mode], stdout=subprocess.PIPE, text=True)
+    names = options.clients.split(",")
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
     try:
         assert server.stdout is not None
         url = f"http://127.0.0.1:{server.stdout.readline().strip()}"
-        for name in options.clients.split(","):
-            yield row(name, mode, url, options, scratch)
+        for turn in range(options.rounds):
+            for name in names[turn % len(names) :] + names[: turn % len(names)]:
+                found[name].append(row(name, mode, url, options, scratch))
     finally:
         server.terminate()
         server.wait()
+    return [middle(rows) for rows in found.values()]
 
 
 def row(name: str, mode: str, url: str, options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
@@ -262,8 +271,20 @@ def row(name: str, mode: str, url: str, options: argparse.Namespace, scratch: Pa
         "events": long.events,
         "asked": options.streams * many,
         "events_per_s": more / (long.wall_s - short.wall_s),
-        "events_per_cpu_s": more / (long.cpu_s - short.cpu_s),
         "us_per_event": (long.cpu_s - short.cpu_s) / more * 1e6,
+    }
+
+
+def middle(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """One row for several rounds, and how far they lay apart."""
+    times = sorted(row["us_per_event"] for row in rows)
+    time_us = statistics.median(times)
+    return rows[0] | {
+        "events": min(row["events"] for row in rows),
+        "events_per_s": statistics.median(row["events_per_s"] for row in rows),
+        "events_per_cpu_s": 1e6 / time_us,
+        "us_per_event": time_us,
+        "us_per_event_range": [times[0], times[-1]],
     }
 
 
@@ -282,16 +303,19 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--streams", type=int, default=100)
     parser.add_argument("--events", type=int, default=1000)
     parser.add_argument("--modes", default="paced,flood")
+    parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args(arguments)
-    print("| mode | client | events (asked) | events/s | events per CPU second | CPU per event |")
-    print("|---|---|---|---|---|---|")
+    print("| mode | client | events (asked) | events/s | events per CPU second | CPU per event | rounds |")
+    print("|---|---|---|---|---|---|---|")
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for found in chain.from_iterable(measure(mode, options, Path(folder)) for mode in options.modes.split(",")):
             rows.append(found)
+            lowest, highest = found["us_per_event_range"]
             print(
                 f"| {found['mode']} | {found['client']} | {found['events']:,} ({found['asked']:,}) | "
-                f"{found['events_per_s']:,.0f} | {found['events_per_cpu_s']:,.0f} | {found['us_per_event']:.0f} µs |",
+                f"{found['events_per_s']:,.0f} | {found['events_per_cpu_s']:,.0f} | {found['us_per_event']:.1f} µs | "
+                f"{lowest:.1f} to {highest:.1f} |",
                 flush=True,
             )
     print(json.dumps(rows))

@@ -7,6 +7,7 @@ wire      the socket: every read stamped at arrival, nothing parsed
 framing   where a response body ends
 sse       bytes to events
 reading   events to tokens: what counts as the first, what as an error
+template  events that are like one before, which need no decoding
 client    a run in one process: absolute times, one row per request
 worker    the same over several processes
 """

@@ -39,12 +39,13 @@ class ChunkedBody:
         self._expects_line_end = False
         self._in_trailer = False
         self._line = b""
+        self._usual = b"-", 0  # the size line of the last whole chunk, and what it says
 
     def feed(self, data: bytes) -> bytes:
         """The payload in `data`."""
         payload: list[bytes] = []
-        if self._is_between_chunks and (whole := _one_chunk(data)) is not None:
-            return whole
+        if self._is_between_chunks:
+            data = self._take_whole(data, payload)
         while data and not self.is_complete:
             if self._left:
                 piece = data[: self._left]
@@ -65,6 +66,23 @@ class ChunkedBody:
     def close(self) -> bool:
         """A chunked body ends with its last chunk, never with the connection."""
         return self.is_complete
+
+    def _take_whole(self, data: bytes, payload: list[bytes]) -> bytes:
+        """Take the whole chunks at the beginning, as nearly all of a stream are, and return what follows them."""
+        at, (line, size) = 0, self._usual
+        while True:
+            if not data.startswith(line, at):  # most chunks are as long as the one before
+                end = data.find(b"\r\n", at, at + 18)
+                if end < 0 or not _SIZE.fullmatch(data, at, end):
+                    break
+                line, size = data[at : end + 2], int(data[at:end], 16)
+            start = at + len(line)
+            if not size or data[start + size : start + size + 2] != b"\r\n":
+                break
+            payload.append(data[start : start + size])
+            at = start + size + 2
+        self._usual = line, size
+        return data[at:]
 
     @property
     def _is_between_chunks(self) -> bool:
@@ -88,17 +106,6 @@ class ChunkedBody:
                 raise FramingError("a chunk has no size")
             self._left = int(size, 16)
             self._in_trailer = not self._left
-
-
-def _one_chunk(data: bytes) -> bytes | None:
-    """The payload of bytes that are one whole chunk, as most reads of a stream are; None for anything else."""
-    end = data.find(b"\r\n", 0, 16)
-    if end < 1 or not _SIZE.fullmatch(data, 0, end):
-        return None
-    size = int(data[:end], 16)
-    if not size or len(data) != end + size + 4 or not data.endswith(b"\r\n"):
-        return None
-    return data[end + 2 : -2]
 
 
 class SizedBody:

@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import Any, Literal
 
 from sarathi_tune.loadgen.http.sse import SseEvent, SseParser
+from sarathi_tune.loadgen.http.template import Template, learn, string_of
 
 Status = Literal["ok", "error", "truncated"]
 
@@ -20,6 +21,8 @@ _DECODER = json.JSONDecoder()
 #: The fields of a chat delta that are tokens of the answer.
 _PAYLOADS = ("content", "reasoning_content", "reasoning", "refusal", "tool_calls", "function_call")
 _MAX_DETAIL = 300
+#: Events that were read in full until one of them becomes the template of those to come.
+_LEARN_AFTER = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +51,17 @@ def read_stream(reads: Iterable[tuple[float, bytes]]) -> Reading:
     """Read an event stream from (stamp, bytes) of every read; an event happens when its last byte is there."""
     parser, reader, last_s = SseParser(), _Reader(), 0.0
     for last_s, piece in reads:
-        for event in parser.feed(piece):
-            reader.take(last_s, event)
+        at, end = 0, len(piece)
+        while at < end:
+            if parser.is_between_events:
+                at = reader.take_alike(last_s, piece, at)
+                if at == end:
+                    break
+            behind = piece.find(b"\n\n", at) + 2
+            behind = behind if behind > 1 else end
+            for event in parser.feed(piece[at:behind]):
+                reader.take(last_s, event)
+            at = behind
     tail = parser.finish()
     if tail is not None:
         reader.take_tail(last_s, tail)
@@ -90,6 +102,39 @@ class _Reader:
     is_done: bool = False
     is_cut: bool = False
     events: int = 0
+    template: Template | None = None
+    #: Events that no template fitted.
+    in_full: int = 0
+
+    def take_alike(self, at_s: float, piece: bytes, at: int) -> int:
+        """Take the events from `at` on that are like the template; where the first one lies that isn't."""
+        template = self.template
+        if template is None:
+            return at
+        head, match, skip = template.head, template.match, len(template.head)
+        found = last = None
+        while piece.startswith(head, at) and (found := match(piece, at + skip)) is not None:
+            last = found
+            raw = found[1]
+            count = int(found["completion_tokens"]) if template.has_counts else None
+            if raw or self._has_risen(count):
+                text = string_of(raw)
+                self.text.append(text)
+                self.stamps.append(at_s)
+                self.counts.append(count)
+                self.lengths.append(len(text))
+            if count is not None:
+                self.counted, self.counts_along = count, True
+                if count > (self.output_tokens or 0):
+                    self.output_tokens = count
+            self.choices_seen += 1
+            self.events += 1
+            at = found.end()
+        if last is not None and template.has_counts:
+            self.prompt_tokens = int(last["prompt_tokens"])
+            if template.cached_tokens is not None:
+                self.cached_tokens = template.cached_tokens
+        return at
 
     def take(self, at_s: float, event: SseEvent) -> None:
         self.events += 1
@@ -105,6 +150,9 @@ class _Reader:
             self.error = self.error or f"an event is not JSON: {event.data[:80]!r}"
             return
         self._take_document(at_s, document)
+        self.in_full += 1
+        if self.in_full >= _LEARN_AFTER and not self.in_full & (self.in_full - 1):  # ever more rarely
+            self.template = learn(event.data, document) or self.template
 
     def take_tail(self, at_s: float, event: SseEvent) -> None:
         """An event that no blank line ends: it counts if it is whole, and half of one is none."""
@@ -157,7 +205,7 @@ class _Reader:
             length += taken or 0
         if not choices:
             return
-        has_risen = count is not None and count > (self.counted or 0) and (self.counts_along or not self.choices_seen)
+        has_risen = self._has_risen(count)
         self.choices_seen += 1
         if count is not None:
             self.counts_along = True
@@ -167,6 +215,10 @@ class _Reader:
             self.lengths.append(length)
         if count is not None:
             self.counted = count
+
+    def _has_risen(self, count: int | None) -> bool:
+        """Whether a count says that there is another token."""
+        return count is not None and count > (self.counted or 0) and (self.counts_along or not self.choices_seen)
 
     def _take_usage(self, usage: Any) -> int | None:
         if not isinstance(usage, dict):

@@ -29,6 +29,11 @@ class SseParser:
         self._after_cr = False
         self._at_start = True
 
+    @property
+    def is_between_events(self) -> bool:
+        """Whether the next byte begins an event."""
+        return not (self._line or self._data or self._name or self._after_cr or self._at_start)
+
     def feed(self, piece: bytes) -> list[SseEvent]:
         """The events that end within `piece`."""
         if self._after_cr and piece:  # a CR ended its line at once; an LF behind it belongs to it
