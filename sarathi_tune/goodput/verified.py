@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from sarathi_tune.config.slo import Slo
-from sarathi_tune.goodput.http_validity import HttpValidity
+from sarathi_tune.goodput.validity import Validity
 from sarathi_tune.loadgen.latency import EventViews, LatencyReport, failure_of, judge, ttft_ms
 from sarathi_tune.loadgen.record import ClientFacts, LoadResult, RequestRecord
 from sarathi_tune.notices import Notice
@@ -24,7 +24,7 @@ class Point:
     result: LoadResult
     report: LatencyReport
     views: EventViews
-    validity: HttpValidity
+    validity: Validity
     misses: tuple[str, ...]
     probability: float
 

@@ -110,12 +110,13 @@ def _print_basis(verification: Verification, console: Console) -> None:
     if "name" in workload:
         facts.append(("workload", _workload_fact(verification)))
     if verification.point is not None:
-        seen = verification.point.validity.facts
+        lag_ms = verification.point.validity.facts.lag_p99_ms
+        seen = verification.point.validity.more_facts
         facts.append(
             (
                 "client",
                 f"{seen['workers']} worker process{'es' if seen['workers'] > 1 else ''}, p99 "
-                f"{seen['lag_p99_ms']:.2f} ms behind schedule, event loop p99 {seen['loop_lag_p99_ms']:.2f} ms late",
+                f"{lag_ms:.2f} ms behind schedule, event loop p99 {seen['loop_lag_p99_ms']:.2f} ms late",
             )
         )
     print_facts("Rests on", facts, console)

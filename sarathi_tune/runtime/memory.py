@@ -3,10 +3,11 @@
 Linux promises more memory than it has and kills the process later, so the check comes before the allocation.
 """
 
-import psutil
+from pathlib import Path
 
 from sarathi_tune.config.model import BYTES_PER_ELEMENT, ModelConfig
 from sarathi_tune.errors import OutOfMemoryError
+from sarathi_tune.machine.memory import describe_memory
 from sarathi_tune.units import format_bytes
 
 #: The part of the free memory that we are ready to take: activations, packing buffers and the rest of the machine
@@ -36,26 +37,21 @@ def max_kv_pages(config: ModelConfig, page_tokens: int, free_bytes: int) -> int:
     return max(0, left // page_bytes(config, page_tokens) - 1)
 
 
-def free_host_bytes() -> int:
-    """Memory that can be taken on this machine without swapping."""
-    return int(psutil.virtual_memory().available)
+def free_host_bytes(root: Path = Path("/")) -> int:
+    """Memory that can be taken on this machine, and in this container, without swapping. `root` is where `/proc` and
+    `/sys` hang."""
+    return describe_memory(root).available_bytes
 
 
 def require_memory(
-    config: ModelConfig,
-    num_pages: int,
-    page_tokens: int,
-    free_bytes: int,
-    device: str,
-    weight_bytes: int | None = None,
+    config: ModelConfig, num_pages: int, page_tokens: int, free_bytes: int, device: str, weight_bytes: int
 ) -> None:
     """Raise OutOfMemoryError when the weights and the KV cache together don't fit into `free_bytes`.
 
-    `weight_bytes`: of a rank that keeps a part of the model only, whose heads and layers `config` has.
+    Of a rank that keeps a part of the model, `config` has its heads and layers and `weight_bytes` its weights.
     """
-    weights = resident_weight_bytes(config) if weight_bytes is None else weight_bytes
     cache = kv_cache_bytes(config, num_pages, page_tokens)
-    left = int(free_bytes * USABLE_FRACTION) - weights
+    left = int(free_bytes * USABLE_FRACTION) - weight_bytes
     if cache <= left:
         return
     fitting = max(0, left // page_bytes(config, page_tokens) - 1)
@@ -65,6 +61,6 @@ def require_memory(
         else "use a smaller model or a machine with more memory."
     )
     raise OutOfMemoryError(
-        f"{config.name} needs {format_bytes(weights)} for its weights and {format_bytes(cache)} for "
+        f"{config.name} needs {format_bytes(weight_bytes)} for its weights and {format_bytes(cache)} for "
         f"{num_pages * page_tokens} tokens of KV cache, and {device} has {format_bytes(free_bytes)} free: {remedy}"
     )

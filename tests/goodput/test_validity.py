@@ -106,7 +106,7 @@ def test_preemptions_and_overload_are_remarks() -> None:
     # 12 pages of 16 tokens: four requests of 8 + 60 tokens don't fit at full length
     crowded = run(at(*([0.0] * 40), output_tokens=60), num_pages=12, budget=64)
     found = check(crowded)
-    assert found.facts.preemptions == sum(step.num_preempted for step in crowded.steps) > 0
+    assert found.more_facts["preemptions"] == sum(step.num_preempted for step in crowded.steps) > 0
     assert {"preempted", "overloaded"} <= {notice.code for notice in found.remarks}
 
 
