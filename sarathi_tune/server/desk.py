@@ -221,10 +221,13 @@ class Desk:
             result.num_preempted,
             message.num_free_pages,
         )
+        num_delivered = 0
         for emission in result.emissions:
             ticket = self._tickets.get(emission.request.request_id)
             if ticket is not None:  # else its client went away while the step ran
                 self._deliver(ticket, emission, result.end_s)
+                num_delivered += 1
+        self._metrics.tokens(num_delivered)
 
     def _deliver(self, ticket: Ticket, emission: Emission, now_s: float) -> None:
         request = ticket.request

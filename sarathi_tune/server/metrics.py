@@ -77,18 +77,20 @@ class ServerMetrics:
         self._kv_usage.set(1 - free_pages / self._num_pages)
 
     def first_token(self, ttft_s: float, prompt_tokens: int, cached_tokens: int | None) -> None:
-        """A request got its first token; `cached_tokens` None: there is no prefix cache."""
+        """A request got its first token, which `tokens` counts; `cached_tokens` None: there is no prefix cache."""
         self._ttft.observe(ttft_s)
         self._prompt_tokens.inc(prompt_tokens)
-        self._output_tokens.inc()
         if cached_tokens is not None:
             self._cache_queries.inc(prompt_tokens)
             self._cache_hits.inc(cached_tokens)
 
     def next_token(self, gap_s: float) -> None:
-        """A request got another token."""
+        """A request got another token; `tokens` counts it."""
         self._itl.observe(gap_s)
-        self._output_tokens.inc()
+
+    def tokens(self, count: int) -> None:
+        """So many tokens went to clients in a step."""
+        self._output_tokens.inc(count)
 
     def ended(self, reason: EndReason) -> None:
         """A request ended without its whole answer."""

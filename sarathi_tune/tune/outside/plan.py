@@ -29,8 +29,8 @@ DEFAULT_DECODES = 16
 FEW = 4
 #: Prompts of the streams, where their context doesn't matter.
 SHORT_TOKENS = 64
-#: Lengths on an idle server; the first one is as short as a decode step.
-ALONE_TOKENS = (4, 64, 256, 1024, 2048, 4096, 8192, 16384)
+#: Lengths on an idle server; the first one computes what a decode step of one does.
+ALONE_TOKENS = (1, 64, 256, 1024, 2048, 4096, 8192, 16384)
 #: The longest prompt takes about this share of the time limit, and no prompt on an idle server takes longer than that.
 _LONGEST_SHARE, _ALONE_SHARE = 0.05, 0.02
 #: Beyond its measured length a prompt gets dearer by this factor.
@@ -175,7 +175,7 @@ def full_prompts(
     but none so large that it takes many times the objective."""
     widest = min(longest, (running.budget if running else longest) - question.decodes)
     at_slo = cost.tokens_within(max(1.0, slo_ms - decode_ms), max(1, widest))
-    most = cost.tokens_within(4.0 * slo_ms + cost.ms(4), max(1, widest))
+    most = cost.tokens_within(4.0 * slo_ms + cost.ms(1), max(1, widest))
     around = [round(at_slo * factor) for factor in (0.6, 0.8, 1.0, 1.25, 1.6)]
     lengths = {*ladder(max(1, most))[::2], *around, most}
     return sorted(length for length in lengths if 16 <= length <= most)

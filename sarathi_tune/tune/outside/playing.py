@@ -17,8 +17,9 @@ from sarathi_tune.tune.outside.steps import find_steps, timeline
 
 #: Decode-only steps at the beginning of a scene.
 _PLAIN_STEPS = 30
-#: Prompts on the idle server are timed this often; the first time warms up.
-_ALONE_ROUNDS = 3
+#: Prompts on the idle server are timed in so many rounds, of which the first warms up; short ones several times in
+#: each, because they cost little and every other one is set against them.
+_ALONE_ROUNDS, _SHORT_TIMES = 3, 3
 #: The refining goes on until the ends of the budget's interval are this close, as long as this share of the time isn't
 #: over.
 _NARROW, _REFINE_UNTIL = 1.03, 0.9
@@ -83,11 +84,11 @@ class Play:
             self.phase.describe(f"{tokens:,} alone")
             longest_ms = await self.observer.time_alone(tokens, keep=False)
             lengths.append(tokens)
-        for _ in range(1, _ALONE_ROUNDS):
-            for tokens in lengths:
-                self.phase.describe(f"{tokens:,} alone")
-                await self.observer.time_alone(tokens)
-        self._expect((len(lengths) - len(plan.ALONE_TOKENS)) * _ALONE_ROUNDS)
+        each_round = [tokens for tokens in lengths for _ in range(_SHORT_TIMES if tokens <= plan.SHORT_TOKENS else 1)]
+        self._expect(len(lengths) - len(plan.ALONE_TOKENS) * _ALONE_ROUNDS + len(each_round) * (_ALONE_ROUNDS - 1))
+        for tokens in each_round * (_ALONE_ROUNDS - 1):
+            self.phase.describe(f"{tokens:,} alone")
+            await self.observer.time_alone(tokens)
         return PromptCost.of(self.observer.alone)
 
     async def _full(self, cost: PromptCost, longest: int, running: RunningBudget | None) -> None:

@@ -13,8 +13,8 @@ from sarathi_tune.tune.outside.steps import Injection, Step, Timeline
 
 #: The scene with the batch that the advice is about.
 FULL = "full"
-#: A prompt of this length shows what a request costs beside its step.
-TINY_TOKENS = 4
+#: A prompt of this length shows what a request costs beside its step, which computes as much as a decode of one.
+TINY_TOKENS = 1
 #: The rest of a prompt is a row when the interval of the budget leaves its length this certain.
 _CERTAIN = 0.1
 #: Full chunks of one prompt that become rows; those of a very long prompt say the same many times.

@@ -39,7 +39,7 @@ def observation(budget: int = 1024, *, noise: float = 0.02, request: OutsideConf
         scene("full", DECODES - 1, CONTEXT - 60, around),
         scene("short", DECODES, 64, []),
     )
-    alone = tuple(Alone(tokens, 5.0 + cpu_like(Shape(chunk=tokens))) for tokens in (4, 64, 256, 1024) for _ in range(2))
+    alone = tuple(Alone(tokens, 5.0 + cpu_like(Shape(chunk=tokens))) for tokens in (1, 64, 256, 1024) for _ in range(2))
     facts = ServerFacts(Dialect("m"), ("m",), 8192, "uvicorn")
     sent = Sent(10_000)
     return Observation(

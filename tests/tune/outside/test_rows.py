@@ -62,7 +62,7 @@ def test_prompts_at_once_and_prompts_in_too_few_steps_are_no_rows() -> None:
 
 
 def test_prompts_alone_lose_what_a_request_costs_besides() -> None:
-    alone = [Alone(4, 22.0), Alone(4, 24.0), Alone(64, 40.0), Alone(128, 70.0)]
+    alone = [Alone(1, 22.0), Alone(1, 24.0), Alone(64, 40.0), Alone(128, 70.0)]
     lines = [plain("one", 1, 64.0, 15.0, 16.0, 15.0)]
     assert request_overhead_ms(lines, alone) == 8.0
     rows = by_shape(profile_rows(lines, alone, CERTAIN))
@@ -71,7 +71,7 @@ def test_prompts_alone_lose_what_a_request_costs_besides() -> None:
 
 
 def test_without_a_single_stream_a_request_has_no_known_cost() -> None:
-    assert request_overhead_ms([plain("few", 4, 64.0, 15.0)], [Alone(4, 22.0)]) is None
+    assert request_overhead_ms([plain("few", 4, 64.0, 15.0)], [Alone(1, 22.0)]) is None
 
 
 def test_the_same_step_is_set_against_itself() -> None:
