@@ -101,7 +101,7 @@ def build_model(
     weights = _Weights(tensors)
     embedding = weights.take(EMBEDDING) if shard.is_first_stage else None
     local = shard.local(config)
-    layers = tuple(_build_layer(local, weights, linear, index, shard, group) for index in shard.layers(config))
+    layers = tuple(_build_layer(local, weights, ops, linear, index, shard, group) for index in shard.layers(config))
     return Model(
         embedding=embedding,
         layers=layers,
@@ -139,6 +139,7 @@ def _build_head(
 def _build_layer(
     config: ModelConfig,
     weights: _Weights,
+    ops: Elementwise,
     linear: LinearChoice,
     index: int,
     shard: Shard,
@@ -147,9 +148,12 @@ def _build_layer(
     """Layer `index`; `config` has the heads and the MLP columns of the rank."""
     at = f"model.layers.{index}."
 
-    def build(names: tuple[str, ...], has_bias: bool) -> Linear:
+    def taken(names: tuple[str, ...], has_bias: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
         weight = weights.fuse([f"{at}{name}.weight" for name in names])
-        return linear.build(weight, weights.fuse([f"{at}{name}.bias" for name in names]) if has_bias else None)
+        return weight, weights.fuse([f"{at}{name}.bias" for name in names]) if has_bias else None
+
+    def build(names: tuple[str, ...], has_bias: bool) -> Linear:
+        return linear.build(*taken(names, has_bias))
 
     def build_row_parallel(name: str, has_bias: bool) -> Linear:
         """Partial sums are added over the ranks, so the bias is on the first one only (nano-vllm #125)."""
@@ -173,12 +177,12 @@ def _build_layer(
         ),
         output=build_row_parallel("self_attn.o_proj", config.output_bias),
         mlp_norm=weights.take(f"{at}post_attention_layernorm.weight"),
-        gate_up=build(("mlp.gate_proj", "mlp.up_proj"), config.mlp_bias),
+        gated=linear.build_gated(*taken(("mlp.gate_proj", "mlp.up_proj"), config.mlp_bias), ops),
         down=build_row_parallel("mlp.down_proj", config.mlp_bias),
         norm_eps=config.rms_norm_eps,
     )
-    if not linear.few_rows:
+    if not linear.tiled_rows:
         return layer
-    from sarathi_tune.runtime.layers.few_rows import few_rows_layer  # needs numba
+    from sarathi_tune.runtime.layers.tiled import tiled_layer  # needs numba
 
-    return replace(layer, few=few_rows_layer(layer))
+    return replace(layer, tiled=tiled_layer(layer))

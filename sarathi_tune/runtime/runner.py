@@ -86,7 +86,8 @@ def load_model(
     )
     require_memory(local, options.num_pages, options.page_tokens, free_bytes, str(place), weight_bytes)
     cache_bytes = kv_cache_bytes(local, options.num_pages, options.page_tokens)
-    linear = linear.with_copy_for_few_rows(weight_bytes, free_bytes - weight_bytes - cache_bytes)
+    most_inputs = max(local.hidden_size, local.intermediate_size, local.num_heads * local.head_dim)
+    linear = linear.with_tiles(most_inputs, weight_bytes, free_bytes - weight_bytes - cache_bytes)
     with torch.inference_mode():
         if source.directory is None:
             weights = random_weights(config, dtype, place, options.seed, shard)
@@ -107,6 +108,8 @@ def load_model(
         "attention_reason": choice.reason,
         "linear": linear.name,
         "linear_reason": linear.reason,
+        "exact_rows": linear.exact_rows,
+        "row_multiple": linear.row_multiple,
         "elementwise": elementwise.name,
         "elementwise_reason": elementwise.reason,
         "num_pages": options.num_pages,

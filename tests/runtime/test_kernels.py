@@ -79,7 +79,7 @@ def test_cpu_attention_equals_the_reference(name: str, dtype: torch.dtype, lengt
 def test_tiles_equal_the_reference(name: str, page_tokens: int) -> None:
     """Scores stay in float32 here, so it is closer than two matmuls with rounded scores between them. The lengths reach
     over several blocks of rows and of keys, and end inside and at the end of tiles."""
-    lengths = [*CHUNKS, (700, 300), (BLOCK_KEYS - 40, 80), (BLOCK_KEYS, 16), (0, 2 * BLOCK_KEYS + 1), *DECODES[3:5]]
+    lengths = [*CHUNKS, (700, 300), (BLOCK_KEYS - 40, 80), (BLOCK_KEYS, 16), (0, 2 * BLOCK_KEYS + 1), *DECODES]
     shape = SHAPES[name]
     case = ragged(shape, lengths, dtype=torch.bfloat16, page_tokens=page_tokens, by_head=True)
     expected = ReferenceAttention(shape)(case.query.float(), case.cache, case.batch)
@@ -121,6 +121,20 @@ def test_nan_in_a_tile_reaches_those_who_see_it_and_nobody_before(tensor: str, f
     getattr(case.cache, tensor)[int(case.batch.page_table[0, 2]) * 16 + 3] = float("nan")
     lost = CpuAttention(shape, 16, tiles=True)(case.query, case.cache, case.batch).isnan().all(dim=1)
     assert lost.tolist() == [position >= first_lost for position in range(90)]
+
+
+@pytest.mark.parametrize("tiles", [False, pytest.param(True, marks=needs_dot)])
+@pytest.mark.parametrize("lengths", [[(prefix, 1)] for prefix in (0, 1, 16, 17, 30, 31, 300)], ids=str)
+def test_what_lies_behind_the_last_key_of_a_decode_is_not_used(lengths: list[tuple[int, int]], tiles: bool) -> None:
+    shape = SHAPES["smollm2"]
+    case = ragged(shape, lengths, dtype=torch.bfloat16, by_head=True)
+    expected = CpuAttention(shape, 16, tiles)(case.query, case.cache, case.batch)
+    num_keys = lengths[0][0] + 1
+    behind = int(case.batch.page_table[0, (num_keys - 1) // 16]) * 16 + (num_keys - 1) % 16 + 1
+    for tensor in (case.cache.keys, case.cache.values):
+        tensor[behind : -(-behind // 16) * 16] = float("nan")
+    assert torch.equal(CpuAttention(shape, 16, tiles)(case.query, case.cache, case.batch), expected)
+    assert expected.isfinite().all()
 
 
 @pytest.mark.parametrize("tiles", [False, pytest.param(True, marks=needs_dot)])

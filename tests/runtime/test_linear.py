@@ -7,8 +7,8 @@ import torch
 
 from sarathi_tune.runtime.layers import warming
 from sarathi_tune.runtime.layers.decoder import DecoderLayer
-from sarathi_tune.runtime.layers.elementwise import HeadShape
-from sarathi_tune.runtime.layers.linear import LinearChoice, pick_linear
+from sarathi_tune.runtime.layers.elementwise import HeadShape, TorchElementwise
+from sarathi_tune.runtime.layers.linear import ALL_ROWS, FEW_ROWS, LinearChoice, PlainGated, pick_linear
 from sarathi_tune.runtime.layers.warming import warm_up_linears
 
 PACKED = LinearChoice(True, "packed", "")
@@ -40,7 +40,8 @@ class Recorder:
 def recording_layer() -> tuple[DecoderLayer, dict[str, Recorder]]:
     parts = {"qkv": Recorder(24), "output": Recorder(10), "gate_up": Recorder(28), "down": Recorder(10)}
     heads, weight = HeadShape(4, 1, 4, 1e-5), torch.ones(10)
-    layer = DecoderLayer(weight, parts["qkv"], heads, parts["output"], weight, parts["gate_up"], parts["down"], 1e-5)
+    gated = PlainGated(parts["gate_up"], TorchElementwise())
+    layer = DecoderLayer(weight, parts["qkv"], heads, parts["output"], weight, gated, parts["down"], 1e-5)
     return layer, parts
 
 
@@ -54,6 +55,15 @@ def test_warming_up_meets_every_shape_that_a_step_of_512_tokens_has() -> None:
     assert parts["gate_up"].shapes == [(count, 10, False) for count in rows]
     assert parts["down"].shapes == [(count, 14, True) for count in rows]
     assert head.shapes == [(count, 10, False) for count in range(1, 33)]
+
+
+def test_warming_up_leaves_out_what_tiles_compute() -> None:
+    for tiled_rows, rows in ((FEW_ROWS, [*range(40, 513, 8)]), (ALL_ROWS, [])):
+        layer, parts = recording_layer()
+        head = Recorder(50)
+        warm_up_linears(layer, head, LinearChoice(True, "packed", "", tiled_rows), torch.float32)
+        assert [count for count, _, _ in parts["qkv"].shapes] == rows
+        assert head.shapes == [(count, 10, False) for count in range(1, 33)]
 
 
 def test_warming_up_ends_after_a_second(monkeypatch: pytest.MonkeyPatch) -> None:

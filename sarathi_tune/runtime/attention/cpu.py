@@ -1,7 +1,8 @@
 """Fast attention on a CPU: compiled kernels for decodes, blocked matmuls with a fused softmax for chunks.
 
 Decodes are bound by reading the cache: all decodes of a step are one kernel call, each key is read once for its whole
-group of query heads, and long requests are cut into segments so that threads get equal work.
+group of query heads, and long requests are cut into segments so that threads get equal work. Where the CPU has
+AVX-512's bfloat16 dot product, `kernels.decode` computes bfloat16, `kernels.attention` everything else.
 
 A chunk is one pass in tiles by AVX-512's bfloat16 dot product where the CPU has that and nothing faster (see
 `kernels.chunk`). Elsewhere it is cut into blocks of queries: the queries of a group are folded into the rows of one
@@ -20,7 +21,8 @@ from sarathi_tune.runtime.attention.base import AttentionShape, cached
 from sarathi_tune.runtime.batch import RaggedBatch, Sequence
 from sarathi_tune.runtime.kernels.arrays import as_array, threads_for
 from sarathi_tune.runtime.kernels.attention import chunk_output, chunk_weights, decode_segments, merge_segments
-from sarathi_tune.runtime.kernels.availability import KERNEL_LANES, has_dot_tiles
+from sarathi_tune.runtime.kernels.availability import KERNEL_LANES, has_bfloat16_dot, has_dot_tiles
+from sarathi_tune.runtime.kernels.decode import decode_segments_by_dot
 from sarathi_tune.runtime.kvcache import LayerCache
 
 #: Keys per segment of a decode: a quarter of a millisecond's work at most, so that threads end together.
@@ -42,13 +44,14 @@ class _Decodes:
 class CpuAttention:
     """Implements `attention.base.Attention` over a cache of layout "heads".
 
-    `tiles`: whether bfloat16 chunks are computed by `kernels.chunk` rather than by matmuls; None asks the CPU.
+    `tiles`: whether bfloat16 is computed by `kernels.chunk` and `kernels.decode`; None asks the CPU.
     """
 
     def __init__(self, shape: AttentionShape, page_tokens: int, tiles: bool | None = None) -> None:
         self._shape = shape
         self._tiles = has_dot_tiles() if tiles is None else tiles
         self._page_tokens = page_tokens
+        self._dot = (has_bfloat16_dot() if tiles is None else tiles) and shape.head_dim % (2 * KERNEL_LANES) == 0
         self._parts = (0,) * (shape.head_dim // KERNEL_LANES)
         self._heads = (0,) * shape.group
         self._prepared: tuple[RaggedBatch, _Decodes | None] | None = None
@@ -103,7 +106,8 @@ class CpuAttention:
         tops = np.empty((items, shape.group), dtype=np.float32)
         totals = np.empty((items, shape.group), dtype=np.float32)
         threads = torch.get_num_threads()
-        decode_segments(
+        compute = decode_segments_by_dot if self._dot and cache.keys.dtype is torch.bfloat16 else decode_segments
+        compute(
             threads,
             self._parts,
             self._heads,

@@ -17,13 +17,13 @@ from sarathi_tune.runtime.kernels.availability import KERNEL_LANES as LANES
 from sarathi_tune.runtime.kernels.dot import (
     TILE_ROWS,
     TILE_VECTORS,
+    finish_row,
     pack_keys,
     pack_values,
-    row_pairs,
     score_tile,
+    softmax_tile,
     value_tile,
 )
-from sarathi_tune.runtime.kernels.intrinsics import exp, narrow, row_top
 from sarathi_tune.runtime.kernels.options import OPTIONS
 from sarathi_tune.runtime.kernels.parallel import parallel_for
 
@@ -33,14 +33,14 @@ BLOCK_ROWS = 16 * TILE_ROWS
 #: and 512 on Zen 5.
 BLOCK_KEYS = 512
 
-_TILE_KEYS = TILE_VECTORS * LANES
+_TILE = (0,) * TILE_ROWS
 _f32 = np.float32
 _LOWEST = np.float32(-1e30)
 
 
 def packed_keys(num_keys: int) -> int:
-    """Room, in keys, for the packed form of `num_keys` keys: tiles read up to one tile too far."""
-    return -(-num_keys // LANES) * LANES + _TILE_KEYS
+    """Room, in keys, for the packed form of `num_keys` keys: whole vectors."""
+    return -(-num_keys // LANES) * LANES
 
 
 @numba.njit(**OPTIONS)
@@ -92,9 +92,10 @@ def _attend_shares(
     rows = np.zeros(BLOCK_ROWS * head_dim, np.uint16)
     sums = np.empty(BLOCK_ROWS * head_dim, np.float32)
     scores = np.empty(TILE_ROWS * BLOCK_KEYS, np.float32)
-    tops, totals = np.empty(BLOCK_ROWS, np.float32), np.empty(BLOCK_ROWS, np.float32)
-    shrinks = np.empty(TILE_ROWS, np.float32)
-    scratch = (rows, sums, scores, tops, totals, shrinks)
+    # Behind the last row there is room for a vector's other lanes.
+    tops, totals = np.zeros(BLOCK_ROWS + LANES, np.float32), np.zeros(BLOCK_ROWS + LANES, np.float32)
+    shrinks, stops = np.empty(LANES, np.float32), np.empty(TILE_ROWS, np.int64)
+    scratch = (rows, sums, scores, tops, totals, shrinks, stops)
     for share in range(begin, end):
         for turn in range((num_units + num_shares - 1) // num_shares):
             # The last blocks see most keys. Dealt out to and fro from the largest on, shares come out even.
@@ -134,15 +135,19 @@ def _attend_block(
     out,
     scratch,
 ):
-    rows, sums, scores, tops, totals, shrinks = scratch
+    rows, sums, scores, tops, totals, shrinks, stops = scratch
     head_dim = len(parts) * LANES
     group, room = query.shape[2], key_pairs.shape[1]
     flat_query, flat_out = query.reshape(-1), out.reshape(-1)
     flat_keys, flat_values = key_pairs.reshape(-1), value_pairs.reshape(-1)
     at = ((head * query.shape[1] + first_row) * group + block_row) * head_dim
-    for i in range(num_rows * head_dim):
-        rows[i] = flat_query[at + i]
     num_tiles = (num_rows + TILE_ROWS - 1) // TILE_ROWS
+    source = flat_query
+    if num_rows % TILE_ROWS:
+        # A tile reads all its rows, and behind the last one others' may lie, or nothing.
+        for i in range(num_rows * head_dim):
+            rows[i] = flat_query[at + i]
+        source, at = rows, 0
     for i in range(num_tiles * TILE_ROWS * head_dim):
         sums[i] = 0
     for row in range(num_tiles * TILE_ROWS):
@@ -159,21 +164,18 @@ def _attend_block(
             if num_keys <= 0:
                 continue
             num_vectors = (num_keys + LANES - 1) // LANES
-            for key in range(0, num_keys, _TILE_KEYS):
-                score_tile(
-                    rows, tile_row * head_dim, flat_keys, pairs_at + key * head_dim, scores, parts, BLOCK_KEYS, key
-                )
+            for vector in range(0, num_vectors, TILE_VECTORS):
+                keys_at, vectors = pairs_at + vector * LANES * head_dim, min(TILE_VECTORS, num_vectors - vector)
+                rows_at, score_at = at + tile_row * head_dim, vector * LANES
+                score_tile(source, rows_at, flat_keys, keys_at, vectors, scores, parts, BLOCK_KEYS, score_at)
             for i in range(TILE_ROWS):
-                row = tile_row + i
-                stop = num_visible + (block_row + row) // group - start
-                for key in range(max(0, stop), num_vectors * LANES):
+                stops[i] = num_visible + (block_row + tile_row + i) // group - start
+                for key in range(min(stops[i] - window, num_vectors * LANES)):
                     scores[i * BLOCK_KEYS + key] = _LOWEST
-                for key in range(min(stop - window, num_vectors * LANES)):
-                    scores[i * BLOCK_KEYS + key] = _LOWEST
-                top = max(tops[row], row_top(scores, i * BLOCK_KEYS, num_vectors) * scale)
-                shrinks[i] = exp(tops[row] - top)
-                tops[row] = top
-                totals[row] = totals[row] * shrinks[i] + row_pairs(scores, i * BLOCK_KEYS, num_vectors, scale, top)
+            num_whole = min(max(0, stops[0]) // LANES, num_vectors)
+            softmax_tile(
+                scores, _TILE, BLOCK_KEYS, num_whole, num_vectors, stops, scale, tops, totals, tile_row, shrinks
+            )
             value_tile(
                 scores,
                 flat_values,
@@ -186,11 +188,9 @@ def _attend_block(
                 BLOCK_KEYS,
             )
     for row in range(num_rows):
-        inverse = _f32(1) / totals[row]
         token, j = first_row + (block_row + row) // group, (block_row + row) % group
-        at = ((token * query.shape[0] + head) * group + j) * head_dim
-        for d in range(head_dim):
-            flat_out[at + d] = narrow(sums[row * head_dim + d] * inverse, np.uint16(0))
+        out_at = ((token * query.shape[0] + head) * group + j) * head_dim
+        finish_row(sums, row * head_dim, _f32(1) / totals[row], flat_out, out_at, parts)
 
 
 @numba.njit(**OPTIONS)

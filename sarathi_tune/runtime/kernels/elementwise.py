@@ -62,17 +62,29 @@ def _rotate_and_store_tokens(begin, end, qkv, cos, sin, positions, slots, norms,
     num_kv_heads, num_tokens, group, head_dim = query.shape
     num_heads, half = num_kv_heads * group, head_dim // 2
     first_value = (num_heads + num_kv_heads) * head_dim
-    num_slots, has_norm = keys.shape[1], query_norm.shape[0] > 0
+    width, num_slots, has_norm = qkv.shape[1], keys.shape[1], query_norm.shape[0] > 0
     like = qkv.dtype.type(0)
-    flat_query, flat_keys, flat_values = query.reshape(-1), keys.reshape(-1), values.reshape(-1)
+    flat_qkv, flat_query = qkv.reshape(-1), query.reshape(-1)
+    flat_keys, flat_values = keys.reshape(-1), values.reshape(-1)
     flat_cos, flat_sin, num_vectors = cos.reshape(-1), sin.reshape(-1), half // LANES
+    is_whole = num_vectors * LANES == half
     wide = np.empty(head_dim, np.float32)
     for token in range(begin, end):
         angle_at, slot = positions[token] * half, slots[token]
         for head in range(num_heads + num_kv_heads):
-            at = head * head_dim
+            at = token * width + head * head_dim
+            if head < num_heads:
+                out_at = ((head // group * num_tokens + token) * group + head % group) * head_dim
+                if is_whole and not has_norm:
+                    rotate(flat_qkv, at, flat_cos, flat_sin, angle_at, half, num_vectors, flat_query, out_at)
+                    continue
+            else:
+                out_at = ((head - num_heads) * num_slots + slot) * head_dim
+                if is_whole and not has_norm:
+                    rotate(flat_qkv, at, flat_cos, flat_sin, angle_at, half, num_vectors, flat_keys, out_at)
+                    continue
             for d in range(head_dim):
-                wide[d] = widen(qkv[token, at + d])
+                wide[d] = widen(flat_qkv[at + d])
             if has_norm:
                 squares = _f32(0)
                 for d in range(head_dim):
@@ -85,23 +97,21 @@ def _rotate_and_store_tokens(begin, end, qkv, cos, sin, positions, slots, norms,
                     for d in range(head_dim):
                         wide[d] *= factor * widen(key_norm[d])
             if head < num_heads:
-                out_at = ((head // group * num_tokens + token) * group + head % group) * head_dim
-                rotate(wide, flat_cos, flat_sin, angle_at, half, num_vectors, flat_query, out_at)
+                rotate(wide, 0, flat_cos, flat_sin, angle_at, half, num_vectors, flat_query, out_at)
                 for d in range(num_vectors * LANES, half):
                     c, s = flat_cos[angle_at + d], flat_sin[angle_at + d]
                     flat_query[out_at + d] = narrow(wide[d] * c - wide[half + d] * s, like)
                     flat_query[out_at + half + d] = narrow(wide[half + d] * c + wide[d] * s, like)
             else:
-                out_at = ((head - num_heads) * num_slots + slot) * head_dim
-                rotate(wide, flat_cos, flat_sin, angle_at, half, num_vectors, flat_keys, out_at)
+                rotate(wide, 0, flat_cos, flat_sin, angle_at, half, num_vectors, flat_keys, out_at)
                 for d in range(num_vectors * LANES, half):
                     c, s = flat_cos[angle_at + d], flat_sin[angle_at + d]
                     flat_keys[out_at + d] = narrow(wide[d] * c - wide[half + d] * s, like)
                     flat_keys[out_at + half + d] = narrow(wide[half + d] * c + wide[d] * s, like)
         for head in range(num_kv_heads):
-            at, out_at = first_value + head * head_dim, (head * num_slots + slot) * head_dim
+            at, out_at = token * width + first_value + head * head_dim, (head * num_slots + slot) * head_dim
             for d in range(head_dim):
-                flat_values[out_at + d] = qkv[token, at + d]
+                flat_values[out_at + d] = flat_qkv[at + d]
 
 
 @numba.njit(**OPTIONS)

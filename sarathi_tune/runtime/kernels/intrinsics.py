@@ -121,25 +121,26 @@ row_weights: Any = intrinsic(_row_weights)
 
 
 def _rotate(
-    _: Any, head: Any, cos: Any, sin: Any, angle_at: Any, half: Any, num_vectors: Any, out: Any, out_at: Any
+    _: Any, head: Any, at: Any, cos: Any, sin: Any, angle_at: Any, half: Any, num_vectors: Any, out: Any, out_at: Any
 ) -> Any:
     """Rotate the first `16 * num_vectors` numbers of a head's two halves against each other.
 
-    head: float32, the second half behind `half` numbers. cos, sin: flat float32, from `angle_at` on. out: flat
-    elements, from `out_at` on.
+    head: flat elements, from `at` on, the second half behind `half` numbers. cos, sin: flat float32, from `angle_at`
+    on. out: flat elements, from `out_at` on.
     """
-    del angle_at, half, num_vectors, out_at
+    del at, angle_at, half, num_vectors, out_at
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        pointers = {index: _data(context, builder, signature, arguments, index) for index in (0, 1, 2, 6)}
-        first_out = builder.gep(pointers[6], [arguments[7]])
-        second_out = builder.gep(first_out, [arguments[4]])
-        second_half = builder.gep(pointers[0], [arguments[4]])
-        cosines, sines = (builder.gep(pointers[index], [arguments[3]]) for index in (1, 2))
-        with cgutils.for_range(builder, arguments[5]) as loop:
+        pointers = {index: _data(context, builder, signature, arguments, index) for index in (0, 2, 3, 7)}
+        first_half = builder.gep(pointers[0], [arguments[1]])
+        second_half = builder.gep(first_half, [arguments[5]])
+        first_out = builder.gep(pointers[7], [arguments[8]])
+        second_out = builder.gep(first_out, [arguments[5]])
+        cosines, sines = (builder.gep(pointers[index], [arguments[4]]) for index in (2, 3))
+        with cgutils.for_range(builder, arguments[6]) as loop:
             first, second, c, s = (
                 _load(builder, _nth_vector(builder, pointer, loop.index), 0)
-                for pointer in (pointers[0], second_half, cosines, sines)
+                for pointer in (first_half, second_half, cosines, sines)
             )
             low = builder.fsub(
                 builder.fmul(first, c, flags=_FLAGS), builder.fmul(second, s, flags=_FLAGS), flags=_FLAGS
@@ -151,8 +152,8 @@ def _rotate(
             _store(builder, high, _nth_vector(builder, second_out, loop.index), 0)
         return context.get_dummy_value()
 
-    signature = types.void(head, cos, sin, types.int64, types.int64, types.int64, out, types.int64)
-    return signature, generate
+    integer = types.int64
+    return types.void(head, integer, cos, sin, integer, integer, integer, out, integer), generate
 
 
 rotate: Any = intrinsic(_rotate)
@@ -357,8 +358,8 @@ def _load(builder: Any, pointer: Any, offset: int) -> Any:
     return builder.bitcast(builder.shl(wide, sixteen), _VECTOR)
 
 
-def _prefetch(builder: Any, pointer: Any, offset: int, count: int) -> None:
-    """Ask for the cache lines of `count` elements that are `_PREFETCH_BYTES` ahead. Reading ahead of the last page is
+def _prefetch(builder: Any, pointer: Any, offset: int, count: int, ahead_bytes: int = _PREFETCH_BYTES) -> None:
+    """Ask for the cache lines of `count` elements that are `ahead_bytes` ahead. Reading ahead of the last page is
     harmless: a prefetch never faults."""
     size = _element_bytes(pointer.type.pointee)
     byte_pointer = ir.PointerType(ir.IntType(8))
@@ -367,7 +368,7 @@ def _prefetch(builder: Any, pointer: Any, offset: int, count: int) -> None:
     prefetch = cgutils.get_or_insert_function(builder.module, function_type, "llvm.prefetch.p0")
     read, keep, data = (ir.Constant(_I32, value) for value in (0, 3, 1))
     for line in range(0, count * size, 64):
-        at = builder.gep(first, [ir.Constant(_I64, _PREFETCH_BYTES + line)])
+        at = builder.gep(first, [ir.Constant(_I64, ahead_bytes + line)])
         builder.call(prefetch, (at, read, keep, data))
 
 

@@ -9,18 +9,18 @@ from sarathi_tune.runtime.attention.base import Attention
 from sarathi_tune.runtime.batch import RaggedBatch
 from sarathi_tune.runtime.kvcache import LayerCache
 from sarathi_tune.runtime.layers.elementwise import Elementwise, HeadShape
-from sarathi_tune.runtime.layers.linear import Linear
+from sarathi_tune.runtime.layers.linear import Gated, Linear
 from sarathi_tune.runtime.layers.rotary import RotaryTable
 
 if TYPE_CHECKING:
-    from sarathi_tune.runtime.layers.few_rows import FewRowsLayer
+    from sarathi_tune.runtime.layers.tiled import TiledLayer
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderLayer:
     """The weights of one layer; q, k and v are one matmul, and so are gate and up.
 
-    `few`: what computes steps of few rows, if there is something better for them.
+    `tiled`: what computes steps of up to `tiled.most_rows` rows, if there is something better for them.
     """
 
     input_norm: torch.Tensor
@@ -28,10 +28,10 @@ class DecoderLayer:
     heads: HeadShape
     output: Linear
     mlp_norm: torch.Tensor
-    gate_up: Linear
+    gated: Gated
     down: Linear
     norm_eps: float
-    few: "FewRowsLayer | None" = None
+    tiled: "TiledLayer | None" = None
 
     def __call__(
         self,
@@ -48,8 +48,8 @@ class DecoderLayer:
         `kept`: the batch's rows that are sampled from, in the last layer: of the others only keys and values are used.
         Then the result has these rows only.
         """
-        if self.few is not None and kept is None and len(hidden) <= self.few.MOST_ROWS:
-            return self.few(hidden, batch, cache, table, attention)
+        if self.tiled is not None and kept is None and len(hidden) <= self.tiled.most_rows:
+            return self.tiled(hidden, batch, cache, table, attention)
         normed = ops.rms_norm(hidden, self.input_norm, self.norm_eps)
         query = ops.rotate_and_store(self.qkv(normed), self.heads, table, batch, cache)
         if kept is not None:
@@ -58,4 +58,4 @@ class DecoderLayer:
                 return hidden
         hidden = self.output(attention(query, cache, batch), residual=hidden)
         normed = ops.rms_norm(hidden, self.mlp_norm, self.norm_eps)
-        return self.down(ops.silu_mul(self.gate_up(normed)), residual=hidden)
+        return self.down(self.gated(normed), residual=hidden)

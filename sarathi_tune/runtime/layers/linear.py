@@ -1,10 +1,11 @@
 """y = x W^T + b (+ residual), plain or with weights repacked for oneDNN.
 
 A bfloat16 matmul on a CPU first copies its weight into blocks, at every call. Done once, ahead, a decode step over the
-same weights takes half the time; a 512-token chunk gains a tenth. Steps of few rows have a kernel and a copy of the
-weights of their own, where memory is plenty.
+same weights takes half the time; a 512-token chunk gains a tenth. Where AVX-512's dot product is the fastest that the
+CPU has, `kernels.linear` computes the layers; elsewhere steps of few rows at least, over a copy of their own.
 """
 
+import sys
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -12,7 +13,8 @@ import torch
 from torch.nn import functional
 
 from sarathi_tune.runtime.kernels.arrays import as_array
-from sarathi_tune.runtime.kernels.availability import KERNEL_LANES, has_bfloat16_dot
+from sarathi_tune.runtime.kernels.availability import KERNEL_LANES, has_bfloat16_dot, has_dot_tiles
+from sarathi_tune.runtime.layers.elementwise import Elementwise
 
 
 class Linear(Protocol):
@@ -58,17 +60,15 @@ class PackedLinear:
         return y
 
 
-class FewRowsLinear:
-    """A layer that computes up to FEW_ROWS rows by `kernels.linear` and more by another one."""
+class TiledLinear:
+    """A layer that `kernels.linear` computes: all numbers of rows, or up to `most_rows` and more by `many`."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, many: Linear) -> None:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, most_rows: int, many: Linear | None) -> None:
         from sarathi_tune.runtime.kernels.linear import apply_linear, pack_weight
 
         #: The packed weight and the bias, as kernels take them.
-        self.arrays = (
-            as_array(pack_weight(weight)),
-            as_array(torch.empty(0, dtype=weight.dtype) if bias is None else bias),
-        )
+        self.arrays = as_array(pack_weight(weight)), as_array(_or_empty(bias, weight))
+        self.most_rows = most_rows
         self._no_residual = as_array(torch.empty(0, 0, dtype=weight.dtype))
         self._num_columns = weight.shape[0]
         self._apply: Any = apply_linear
@@ -76,7 +76,7 @@ class FewRowsLinear:
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """Apply the layer."""
-        if len(x) > FEW_ROWS:
+        if self._many is not None and len(x) > self.most_rows:
             return self._many(x, residual)
         y = torch.empty(len(x), self._num_columns, dtype=x.dtype)
         added = self._no_residual if residual is None else as_array(residual.contiguous())
@@ -84,48 +84,128 @@ class FewRowsLinear:
         return y
 
 
-#: Up to so many rows the kernel is faster than oneDNN on all of a layer's matmuls (1.0 to 2.4 times at 1 to 32 rows of
-#: SmolLM2-135M, Zen 5); the LM head, which is one large matmul, gains nothing.
-FEW_ROWS = 32
+class Gated(Protocol):
+    """The first half of a gated MLP. `x`: [tokens, hidden]; returns silu(gate) * up, [tokens, inner]."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Apply the layer."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PlainGated:
+    """One matmul for gate and up, and the product behind it."""
+
+    gate_up: Linear
+    ops: Elementwise
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Apply the layer."""
+        return self.ops.silu_mul(self.gate_up(x))
+
+
+class TiledGated:
+    """The same by `kernels.linear`, gate and up never leaving the cache; more than `most_rows` rows by `many`."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, most_rows: int, many: Gated | None) -> None:
+        from sarathi_tune.runtime.kernels.linear import alternate, apply_gated, pack_weight
+
+        #: The packed weight and the bias, as kernels take them.
+        self.arrays = as_array(pack_weight(alternate(weight))), as_array(alternate(_or_empty(bias, weight)))
+        self.most_rows = most_rows
+        self._num_columns = weight.shape[0] // 2
+        self._apply: Any = apply_gated
+        self._many = many
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Apply the layer."""
+        if self._many is not None and len(x) > self.most_rows:
+            return self._many(x)
+        y = torch.empty(len(x), self._num_columns, dtype=x.dtype)
+        self._apply(torch.get_num_threads(), as_array(x.contiguous()), *self.arrays, as_array(y))
+        return y
+
+
+def _or_empty(bias: torch.Tensor | None, weight: torch.Tensor) -> torch.Tensor:
+    return torch.empty(0, dtype=weight.dtype) if bias is None else bias
+
+
+#: More rows than any step has.
+ALL_ROWS = sys.maxsize
+#: Inputs of a matmul up to which a tile's columns leave room in a second-level cache of one megabyte.
+MOST_INPUTS = 5120
+#: Up to so many rows the kernel is used beside oneDNN where that is better with many: rows whose products take no
+#: longer than reading the weights. AMX multiplies so fast that this is a handful.
+FEW_ROWS, FEW_ROWS_BESIDE_AMX = 32, 8
 #: A second copy of the weights may take this part of the free memory.
 COPY_FRACTION = 1 / 8
 
-#: Above so many rows a step is filled up to a multiple of ROW_MULTIPLE: oneDNN generates code for each new number of
-#: rows, which costs 2 to 4 ms, and live steps would meet ever new ones. Its own blocks make 257 rows as slow as 264.
+#: Above so many rows a step is filled up to a multiple of ROW_MULTIPLE where oneDNN computes it: that generates code
+#: for each new number of rows, which costs 2 to 4 ms, and live steps would meet ever new ones. Its own blocks make 257
+#: rows as slow as 264.
 EXACT_ROWS, ROW_MULTIPLE = 32, 8
 
 
 @dataclass(frozen=True, slots=True)
 class LinearChoice:
-    """Which linear layer is used on a device and why."""
+    """Which linear layer is used on a device and why. `tiled_rows`: up to so many rows by `kernels.linear`."""
 
     packed: bool
     name: str
     reason: str
-    few_rows: bool = False
+    tiled_rows: int = 0
+
+    @property
+    def exact_rows(self) -> int:
+        """Up to so many tokens a step is computed with as many rows."""
+        return max(EXACT_ROWS, self.tiled_rows)
+
+    @property
+    def row_multiple(self) -> int:
+        """Larger steps are filled up to a multiple of so many rows."""
+        return ROW_MULTIPLE if self.packed and self.tiled_rows < ALL_ROWS else 1
 
     def padded_rows(self, num_tokens: int) -> int:
         """How many rows a step of so many tokens is best computed with."""
-        if not self.packed or num_tokens <= EXACT_ROWS:
-            return num_tokens
-        return -(-num_tokens // ROW_MULTIPLE) * ROW_MULTIPLE
+        return num_tokens if num_tokens <= self.exact_rows else -(-num_tokens // self.row_multiple) * self.row_multiple
 
     def build(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, is_head: bool = False) -> Linear:
         """The layer over `weight` [out, in] and `bias` [out]; `is_head`: it is the LM head."""
         if not self.packed:
             return PlainLinear(weight, bias)
-        many = PackedLinear(weight, bias)
-        fits = weight.shape[0] % KERNEL_LANES == 0 and weight.shape[1] % 2 == 0
-        return FewRowsLinear(weight, bias, many) if self.few_rows and fits and not is_head else many
+        if is_head or not self._fits(weight, KERNEL_LANES):
+            return PackedLinear(weight, bias)
+        return TiledLinear(weight, bias, self.tiled_rows, self._many(weight, bias))
 
-    def with_copy_for_few_rows(self, weight_bytes: int, free_bytes: int) -> "LinearChoice":
-        """The choice with a second copy of the weights, for steps of few rows, if there is memory and a kernel for it.
+    def build_gated(self, weight: torch.Tensor, bias: torch.Tensor | None, ops: Elementwise) -> Gated:
+        """The layer over gate above up, `weight` [2 * inner, in] and `bias` [2 * inner]."""
+        if not self.packed or not self._fits(weight, 2 * KERNEL_LANES):
+            return PlainGated(self.build(weight, bias), ops)
+        many = self._many(weight, bias)
+        return TiledGated(weight, bias, self.tiled_rows, None if many is None else PlainGated(many, ops))
 
-        `weight_bytes`: of all layers; `free_bytes`: of the device, beside everything else that is kept there.
+    def _many(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear | None:
+        return None if self.tiled_rows == ALL_ROWS else PackedLinear(weight, bias)
+
+    def _fits(self, weight: torch.Tensor, multiple: int) -> bool:
+        return self.tiled_rows > 0 and weight.shape[0] % multiple == 0 and weight.shape[1] % 2 == 0
+
+    def with_tiles(self, most_inputs: int, weight_bytes: int, free_bytes: int) -> "LinearChoice":
+        """The choice with tiles of our own: for all steps where they are the fastest, otherwise for those of few rows,
+        if there is memory for a second copy of the weights.
+
+        `most_inputs`: of any layer's matmul; `weight_bytes`: of all layers; `free_bytes`: of the device, beside
+        everything else that is kept there.
         """
-        if not self.packed or weight_bytes > free_bytes * COPY_FRACTION or not has_bfloat16_dot():
+        if not self.packed or not has_bfloat16_dot():
             return self
-        return replace(self, few_rows=True, reason=f"{self.reason}; up to {FEW_ROWS} rows by a kernel of our own")
+        if has_dot_tiles() and most_inputs <= MOST_INPUTS:
+            reason = "bfloat16 weights laid out for AVX-512's dot product"
+            return LinearChoice(True, "dot-tiles", reason, ALL_ROWS)
+        if weight_bytes > free_bytes * COPY_FRACTION:
+            return self
+        rows = FEW_ROWS if has_dot_tiles() else FEW_ROWS_BESIDE_AMX
+        return replace(self, tiled_rows=rows, reason=f"{self.reason}; up to {rows} rows by a kernel of our own")
 
 
 def pick_linear(device: torch.device, dtype: torch.dtype) -> LinearChoice:

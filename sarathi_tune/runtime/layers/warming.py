@@ -23,9 +23,9 @@ def warm_up_linears(layer: DecoderLayer, head: Linear | None, choice: LinearChoi
         if time.perf_counter() > end_s:
             return
         hidden, attended = (torch.zeros(num_rows, width, dtype=dtype) for width in columns)
-        layer.qkv(hidden)
-        layer.output(attended, residual=hidden)
-        gate_up = layer.gate_up(hidden)
-        layer.down(gate_up[:, : gate_up.shape[1] // 2].contiguous(), residual=hidden)
+        if num_rows > choice.tiled_rows:
+            layer.qkv(hidden)
+            layer.output(attended, residual=hidden)
+            layer.down(layer.gated(hidden), residual=hidden)
         if head is not None and num_rows <= EXACT_ROWS:
             head(hidden)

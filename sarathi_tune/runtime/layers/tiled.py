@@ -1,6 +1,4 @@
-"""A decoder layer for steps of few rows: two compiled calls and the attention between them."""
-
-from collections.abc import Sequence
+"""A decoder layer by the kernels of `kernels.layer`: two compiled calls and the attention between them."""
 
 import numpy as np
 import torch
@@ -8,25 +6,26 @@ import torch
 from sarathi_tune.runtime.attention.base import Attention
 from sarathi_tune.runtime.batch import RaggedBatch
 from sarathi_tune.runtime.kernels.arrays import as_array
-from sarathi_tune.runtime.kernels.few_rows import after_attention, before_attention
+from sarathi_tune.runtime.kernels.layer import after_attention, before_attention
 from sarathi_tune.runtime.kvcache import LayerCache
 from sarathi_tune.runtime.layers.decoder import DecoderLayer
 from sarathi_tune.runtime.layers.fused import head_norms
-from sarathi_tune.runtime.layers.linear import FEW_ROWS, FewRowsLinear
+from sarathi_tune.runtime.layers.linear import TiledGated, TiledLinear
 from sarathi_tune.runtime.layers.rotary import RotaryTable
 
 
-class FewRowsLayer:
-    """The same weights and results as `DecoderLayer`, for up to FEW_ROWS rows."""
+class TiledLayer:
+    """The same weights and results as `DecoderLayer`, for up to `most_rows` rows."""
 
-    MOST_ROWS = FEW_ROWS
-
-    def __init__(self, layer: DecoderLayer, linears: Sequence[FewRowsLinear]) -> None:
+    def __init__(
+        self, layer: DecoderLayer, qkv: TiledLinear, output: TiledLinear, gated: TiledGated, down: TiledLinear
+    ) -> None:
+        self.most_rows = gated.most_rows
         self._heads = layer.heads
         self._head_norms = head_norms(layer.heads, layer.input_norm.dtype)
         self._norms = as_array(layer.input_norm), as_array(layer.mlp_norm)
         self._eps, self._head_eps = np.float32(layer.norm_eps), np.float32(layer.heads.norm_eps)
-        self._qkv, self._output, self._gate_up, self._down = (linear.arrays for linear in linears)
+        self._qkv, self._output, self._gated, self._down = (part.arrays for part in (qkv, output, gated, down))
 
     def __call__(
         self, hidden: torch.Tensor, batch: RaggedBatch, cache: LayerCache, table: RotaryTable, attention: Attention
@@ -61,15 +60,16 @@ class FewRowsLayer:
             self._output,
             self._norms[1],
             self._eps,
-            self._gate_up,
+            self._gated,
             self._down,
             as_array(out),
         )
         return out
 
 
-def few_rows_layer(layer: DecoderLayer) -> FewRowsLayer | None:
-    """The same layer for few rows, if all its parts have the kernel for that."""
-    parts = (layer.qkv, layer.output, layer.gate_up, layer.down)
-    linears = [part for part in parts if isinstance(part, FewRowsLinear)]
-    return FewRowsLayer(layer, linears) if len(linears) == len(parts) else None
+def tiled_layer(layer: DecoderLayer) -> TiledLayer | None:
+    """The same layer by kernels, if they compute all its parts."""
+    qkv, output, gated, down = layer.qkv, layer.output, layer.gated, layer.down
+    if not isinstance(qkv, TiledLinear) or not isinstance(output, TiledLinear) or not isinstance(down, TiledLinear):
+        return None
+    return TiledLayer(layer, qkv, output, gated, down) if isinstance(gated, TiledGated) else None

@@ -1,7 +1,7 @@
-"""The two halves of a decoder layer around attention, for steps of few rows: one call each.
+"""The two halves of a decoder layer around attention: one call each.
 
-With few rows a layer's nine kernels take about as long to call as to run. What isn't a matmul is done by the calling
-thread alone as long as that is quicker than waking the others.
+With few rows a layer's nine kernels take about as long to call as to run. What isn't a matmul is then done by the
+calling thread alone as long as that is quicker than waking the others.
 
 Elements are `uint16`, the bits of a bfloat16. The functions take the number of threads first; a weight comes as a pair
 of its packed form (`kernels.linear`) and its bias ([out] or [0]).
@@ -14,18 +14,13 @@ import numba
 import numpy as np
 
 from sarathi_tune.runtime.kernels.availability import KERNEL_LANES as LANES
-from sarathi_tune.runtime.kernels.elementwise import _rms_norm_rows, _rotate_and_store_tokens, _silu_mul_rows
-from sarathi_tune.runtime.kernels.linear import _apply_groups
+from sarathi_tune.runtime.kernels.elementwise import _rms_norm_rows, _rotate_and_store_tokens
+from sarathi_tune.runtime.kernels.linear import apply_gated, apply_linear
 from sarathi_tune.runtime.kernels.options import OPTIONS
 from sarathi_tune.runtime.kernels.parallel import parallel_for
 
 #: Up to so many rows the calling thread does alone what isn't a matmul.
 _ROWS_ALONE = 8
-
-
-@numba.njit(**OPTIONS)
-def _columns(packed):
-    return packed.shape[0] * LANES
 
 
 @numba.njit(**OPTIONS)
@@ -39,30 +34,26 @@ def before_attention(
     packed, bias = qkv_weight
     num_rows = hidden.shape[0]
     normed = np.empty_like(hidden)
-    qkv = np.empty((num_rows, _columns(packed)), np.uint16)
+    qkv = np.empty((num_rows, packed.shape[0] * LANES), np.uint16)
     helpers = threads if num_rows > _ROWS_ALONE else 1
     parallel_for(_rms_norm_rows, num_rows, helpers, (hidden, norm, eps, normed))
-    parallel_for(_apply_groups, packed.shape[0], threads, (normed, packed, bias, normed[:0], qkv))
+    apply_linear(threads, normed, packed, bias, normed[:0], qkv)
     rotated = (qkv, cos, sin, positions, slots, head_norms, head_eps, query, keys, values)
     parallel_for(_rotate_and_store_tokens, num_rows, helpers, rotated)
 
 
 @numba.njit(**OPTIONS)
-def after_attention(threads, attended, hidden, output_weight, norm, eps, gate_up_weight, down_weight, out):
+def after_attention(threads, attended, hidden, output_weight, norm, eps, gated_weight, down_weight, out):
     """Output projection, norm and gated MLP, each added to `hidden`. attended: [rows, heads * head_dim]. hidden, out:
-    [rows, hidden]."""
+    [rows, hidden]. gated_weight: as `apply_gated` takes it."""
     packed_output, output_bias = output_weight
-    packed_gate_up, gate_up_bias = gate_up_weight
+    packed_gated, gated_bias = gated_weight
     packed_down, down_bias = down_weight
     num_rows = hidden.shape[0]
     middle, normed = np.empty_like(hidden), np.empty_like(hidden)
-    gate_up = np.empty((num_rows, _columns(packed_gate_up)), np.uint16)
-    inner = np.empty((num_rows, _columns(packed_gate_up) // 2), np.uint16)
-    parallel_for(_apply_groups, packed_output.shape[0], threads, (attended, packed_output, output_bias, hidden, middle))
+    inner = np.empty((num_rows, packed_gated.shape[0] // 2 * LANES), np.uint16)
+    apply_linear(threads, attended, packed_output, output_bias, hidden, middle)
     helpers = threads if num_rows > _ROWS_ALONE else 1
     parallel_for(_rms_norm_rows, num_rows, helpers, (middle, norm, eps, normed))
-    parallel_for(
-        _apply_groups, packed_gate_up.shape[0], threads, (normed, packed_gate_up, gate_up_bias, normed[:0], gate_up)
-    )
-    parallel_for(_silu_mul_rows, num_rows, helpers, (gate_up, inner))
-    parallel_for(_apply_groups, packed_down.shape[0], threads, (inner, packed_down, down_bias, middle, out))
+    apply_gated(threads, normed, packed_gated, gated_bias, inner)
+    apply_linear(threads, inner, packed_down, down_bias, middle, out)
