@@ -85,7 +85,9 @@ def _gemm_tflop_per_s(device: "torch.device", dtype: "torch.dtype", timer: Timer
         x, weight = (torch.randn(n, width, generator=generator, device=device).to(dtype) for n in (rows, out))
         flops = 2 * rows * width * out
         # As the engine multiplies and as torch does: the faster one counts.
-        layers = [choice.build(weight), *([PlainLinear(weight, None)] if choice.packed else [])]
+        tiled = choice.with_tiles(width, weight_bytes=0, free_bytes=1)
+        layers = [each.build(weight) for each in dict.fromkeys((choice, tiled))]
+        layers += [PlainLinear(weight, None)] if choice.packed else []
         for layer in layers:
             best_ms = _best_ms(partial(layer, x), timer, seconds / len(shapes) / len(layers))
             best = max(best, flops / best_ms / 1e9)

@@ -62,10 +62,9 @@ def _print_group(group: str, figures: Sequence[KernelFigure], console: Console, 
         bar = WIDE_BAR if console.width >= WIDE else BAR
         last = ""
         for figure in timed:
-            name = figure.name if figure.name != last else ""
-            last = figure.name
+            name = f"{figure.name}, {figure.kernel}" if figure.kernel else figure.name
             table.add_row(
-                name,
+                name if name != last else "",
                 count_figure(figure.tokens),
                 _significant(figure.median_ms),
                 f"{_significant(figure.achieved)} {figure.unit}",
@@ -74,6 +73,7 @@ def _print_group(group: str, figures: Sequence[KernelFigure], console: Console, 
                 figure.bound,
                 _bar(figure.share, bar, glyphs),
             )
+            last = name
         console.print(table)
     for figure in figures:
         if figure.skipped:

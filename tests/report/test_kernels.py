@@ -1,6 +1,7 @@
 """Kernels in the terminal: whole words at 80 and 120 columns, bars in proportion, and the picture."""
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,9 @@ def report() -> KernelReport:
         figures=(
             bounded("attention", "8x1024+504@1024", 512, (2.0, 1.9), (1e6, 1e9), CEILINGS),
             bounded("attention", "32x1024", 32, (1.0, 0.9), (50e6, 1e6), CEILINGS),
-            bounded("linear", "gate-up", 2048, (8.0, 7.9), (1e6, 7e9), CEILINGS),
+            replace(bounded("linear", "gate-up", 32, (0.1, 0.1), (4e6, 1e6), CEILINGS), kernel="tiles"),
+            replace(bounded("linear", "gate-up", 64, (0.2, 0.2), (4e6, 1e6), CEILINGS), kernel="oneDNN"),
+            replace(bounded("linear", "gate-up", 2048, (8.0, 7.9), (1e6, 7e9), CEILINGS), kernel="oneDNN"),
             KernelFigure("all-reduce", "hidden states", 0, skipped="one process"),
         ),
         ceilings=CEILINGS,
@@ -41,6 +44,7 @@ def test_every_line_is_whole(width: int) -> None:
     full = next(line for line in lines if line.startswith("32x1024"))
     assert abs(full.count("█") - 2 * hybrid.count("█")) <= 1, "half of an odd number of cells ends in a half one"
     assert width != 80 or full.count("█") == BAR
+    assert [line.split("  ")[0] for line in lines if "gate-up" in line] == ["gate-up, tiles", "gate-up, oneDNN"]
     assert any("hidden states: skipped, one process" in line for line in lines)
 
 

@@ -19,8 +19,8 @@ GROUPS: tuple[Group, ...] = ("attention", "linear", "kv-write", "sampling", "all
 class KernelFigure:
     """One kernel at one size. `median_ms` is per call; `num_bytes` must be moved and `num_flops` computed in it.
 
-    `ceiling` is what the device does at most of what bounds the kernel, in GB/s or TFLOP/s; None when nothing was
-    measured for it. `skipped` says why there is no time.
+    `kernel` is what computed it where that depends on the size. `ceiling` is what the device does at most of what
+    bounds the kernel, in GB/s or TFLOP/s; None when nothing was measured for it. `skipped` says why there is no time.
     """
 
     group: Group
@@ -32,6 +32,7 @@ class KernelFigure:
     num_flops: float = 0.0
     bound: Bound = "memory"
     ceiling: float | None = None
+    kernel: str = ""
     skipped: str = ""
 
     @property
@@ -62,6 +63,7 @@ class KernelFigure:
             "group": self.group,
             "name": self.name,
             "tokens": self.tokens,
+            **({"kernel": self.kernel} if self.kernel else {}),
             "median_ms": _rounded(self.median_ms),
             "best_ms": _rounded(self.best_ms),
             "bytes": round(self.num_bytes),

@@ -16,11 +16,11 @@ from sarathi_tune.measure.kernels.attention import attention_figures, pick
 from sarathi_tune.measure.kernels.collective import all_reduce_figures
 from sarathi_tune.measure.kernels.figure import Group, KernelFigure, KernelReport
 from sarathi_tune.measure.kernels.linear import linear_figures
+from sarathi_tune.measure.kernels.linear import pick as pick_linear
 from sarathi_tune.measure.kernels.memory import sampling_figures, write_figures
 from sarathi_tune.measure.kernels.setting import Setting
 from sarathi_tune.measure.timer import make_timer
 from sarathi_tune.runtime.layers.elementwise import pick_elementwise
-from sarathi_tune.runtime.layers.linear import pick_linear
 from sarathi_tune.runtime.runner import resolve_device, with_dtype
 from sarathi_tune.runtime.weights import TORCH_DTYPES
 
@@ -85,7 +85,7 @@ def measure_kernels(
             "threads": torch.get_num_threads(),
             "torch": torch.__version__,
             "attention": attention.name,
-            "linear": pick_linear(device, dtype).name,
+            "linear": pick_linear(setting).name,
             "elementwise": pick_elementwise(device, dtype).name,
         },
         machine=describe_machine(gpu).as_dict(),

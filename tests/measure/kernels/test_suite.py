@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,8 @@ from sarathi_tune.measure.kernels.attention import SHAPES
 from sarathi_tune.measure.kernels.figure import GROUPS
 from sarathi_tune.measure.kernels.linear import HEAD_TOKENS, TOKENS, matrices
 from sarathi_tune.measure.kernels.suite import NUM_FIGURES, measure_kernels
+from sarathi_tune.runtime.kernels.availability import has_bfloat16_dot
+from sarathi_tune.runtime.layers.linear import ALL_ROWS, LinearChoice
 
 ROOT = Path(__file__).parent.parent.parent.parent
 
@@ -52,10 +55,25 @@ def test_every_group_has_its_figures() -> None:
     assert len(report.of("attention")) == len(SHAPES)
     assert len(report.of("linear")) == 4 * len(TOKENS) + len(HEAD_TOKENS)
     assert len(report.figures) == NUM_FIGURES
+    kernels = {figure.kernel for figure in report.of("linear")}
+    assert kernels == {"torch"}, "float32 weights aren't packed"
+    assert all(figure["kernel"] == "torch" for figure in report.as_dict()["figures"] if figure["group"] == "linear")
     skipped = {figure.name: figure.skipped for figure in report.figures if figure.skipped}
     assert set(skipped) == {"512@1024", "2048@0", "8x1024+504@1024", "hidden states"}
     assert all(figure.median_ms for figure in report.figures if not figure.skipped)
     json.dumps(report.as_dict())
+
+
+@pytest.mark.parametrize("rows", [32, ALL_ROWS])
+def test_each_size_says_which_kernel_computes_it(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not has_bfloat16_dot():
+        pytest.skip("this CPU has no bfloat16 dot product")
+    choice = LinearChoice(packed=True, name="x", reason="", tiled_rows=rows)
+    monkeypatch.setattr("sarathi_tune.measure.kernels.linear.pick", lambda _: choice)
+    tiny, steps = replace(TINY, dtype="bfloat16"), DeviceConfig(device="cpu", threads=1)
+    figures = measure_kernels(tiny, steps, ("linear",), seconds=1e-3, ceiling_seconds=0.05).figures
+    for figure in figures:
+        assert figure.kernel == ("tiles" if figure.tokens <= rows and figure.name != "head" else "oneDNN")
 
 
 def test_bytes_and_flops_of_a_decode_batch() -> None:
