@@ -39,6 +39,8 @@ _GROWTH = 1.5
 _OPENING_SHARE = 0.2
 #: Prompts beside the full batch may take this share of the time limit; and how often each of them is sent at most.
 _FULL_SHARE, _MOST_ROUNDS = 0.3, 5
+#: The full batch alone may take this share of the time limit; more steps than these tell no more about a p99.
+_PLAIN_SHARE, _MOST_PLAIN = 0.1, 200
 #: Steps of an assumed budget before one is known: streams must last for this many.
 _SMALLEST_BUDGET = 128
 _REFINING = (0.4, 0.6, 0.85, 0.95, 1.05, 1.2, 1.6, 1.95, 2.1, 2.5, 3.5)
@@ -185,6 +187,11 @@ def affordable_rounds(lengths: Sequence[int], step_ms: float, pause: int, cost: 
     """How often each prompt can be sent beside the full batch; once in any case."""
     round_ms = sum((pause + 2) * step_ms + cost.ms(length) for length in lengths)
     return max(1, min(_MOST_ROUNDS, int(_FULL_SHARE * limits.seconds * 1e3 / max(1.0, round_ms))))
+
+
+def full_plain_steps(least: int, step_ms: float, limits: Limits) -> int:
+    """Decode steps of the full batch before the first prompt: the p99 of the advice comes from their scatter."""
+    return max(least, min(_MOST_PLAIN, int(_PLAIN_SHARE * limits.seconds * 1e3 / max(1.0, step_ms))))
 
 
 def stream_tokens(num_plain: int, prompts: Sequence[int], budget: int | None, pause: int, limits: Limits) -> int:

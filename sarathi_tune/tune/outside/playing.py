@@ -104,8 +104,10 @@ class Play:
         step_ms = max(few_ms, slo_ms / 3)
         rounds = plan.affordable_rounds(lengths, step_ms, PAUSE_STEPS, cost, self.limits)
         prompts = plan.in_turns(lengths, rounds, self.config.seed)
-        grown = (_PLAIN_STEPS + len(prompts) * (PAUSE_STEPS + 3)) // 2
-        await self._scene(FULL, max(1, asked - 1), max(1, context - grown), [(length,) for length in prompts], running)
+        plain = plan.full_plain_steps(_PLAIN_STEPS, step_ms, self.limits)
+        grown = (plain + len(prompts) * (PAUSE_STEPS + 3)) // 2
+        decodes, context = max(1, asked - 1), max(1, context - grown)
+        await self._scene(FULL, decodes, context, [(length,) for length in prompts], running, num_plain=plain)
         if self.observer.most_decodes is not None and self.observer.most_decodes < asked:
             seen = max(1, self.observer.most_decodes)
             self.question = replace(self.question, decodes=seen)
@@ -125,11 +127,13 @@ class Play:
         context: int,
         injections: Sequence[tuple[int, ...]],
         running: RunningBudget | None,
+        *,
+        num_plain: int = _PLAIN_STEPS,
     ) -> None:
         self._expect(len(injections))
         context = max(1, min(context, self.limits.max_model_len // 2))
         tokens = plan.stream_tokens(
-            _PLAIN_STEPS,
+            num_plain,
             [sum(lengths) for lengths in injections],
             running.budget if running else None,
             PAUSE_STEPS,
@@ -137,7 +141,7 @@ class Play:
         )
         if self.limits.kv_tokens is not None:
             tokens = max(8, min(tokens, self.limits.kv_tokens // (2 * decodes) - context))
-        await self.observer.play(name, decodes, context, tokens=tokens, num_plain=_PLAIN_STEPS, injections=injections)
+        await self.observer.play(name, decodes, context, tokens=tokens, num_plain=num_plain, injections=injections)
 
     def _expect(self, more: int) -> None:
         self.total += more
