@@ -23,6 +23,9 @@ TOKENS = (1, 8, 32, 64, 128, 255, 256, 257, 511, 512, 513, 1024, 2048)
 #: The head is computed for sampled rows only: one per decode, and one per prompt's last chunk.
 HEAD_TOKENS = (1, 8, 32)
 
+#: Copies of a matrix: as many as it takes until even a small one comes from memory.
+MOST_LAYERS = 320
+
 Layer = Linear | Gated
 
 
@@ -58,7 +61,7 @@ def _matrix(setting: Setting, name: str, size: tuple[int, int], tokens: tuple[in
     choice = pick(setting)
     itemsize = setting.dtype.itemsize
     weight = setting.random(out, width)
-    num_layers = setting.copies(out * width * itemsize, 32)
+    num_layers = setting.copies(out * width * itemsize, MOST_LAYERS)
     layers = [_build(setting, choice, name, weight.clone()) for _ in range(num_layers)]
     results = out // 2 if name == "gate-up" else out
     for count in tokens:
