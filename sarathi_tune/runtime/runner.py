@@ -108,8 +108,6 @@ def load_model(
         "attention_reason": choice.reason,
         "linear": linear.name,
         "linear_reason": linear.reason,
-        "exact_rows": linear.exact_rows,
-        "row_multiple": linear.row_multiple,
         "elementwise": elementwise.name,
         "elementwise_reason": elementwise.reason,
         "num_pages": options.num_pages,
@@ -117,6 +115,8 @@ def load_model(
         "tensor_parallel": shard.layout.tensor,
         "pipeline_parallel": shard.layout.pipeline,
     }
+    if linear.row_multiple > 1:
+        description |= {"exact_rows": linear.exact_rows, "row_multiple": linear.row_multiple}
     return LoadedModel(config, model, cache, place, description)
 
 
