@@ -134,7 +134,7 @@ def _advise(job: Job, profile: Profile, watch: _Stopwatch, ui: Ui) -> _Findings:
         return _Findings(result, profile, played)
     budgets = {tested, settings.control_budget, *(neighbour.budget for neighbour in derivation.neighbours)}
     with watch.part("predict"):
-        prediction = predict(job, played, tuple(sorted(budgets)), tested, ui)
+        prediction = predict(job, played, tuple(sorted(budgets)), tested, LONGEST_WINDOW_S, ui)
     reports = {budget: cell.report for budget, cell in prediction.at_rate().items()}
     result = replace(
         result,

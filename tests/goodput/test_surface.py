@@ -17,29 +17,19 @@ from sarathi_tune.goodput.surface import (
     run_virtual,
     saturation_rate,
 )
-from sarathi_tune.measure.profile import Profile, Sample
-from sarathi_tune.measure.shapes import Shape
-from sarathi_tune.stepmodel.fit import StepModel, fit_step_model
+from sarathi_tune.stepmodel.fit import StepModel
 from sarathi_tune.workload.load import load_workload
-
-
-def step_ms(shape: Shape) -> float:
-    """20 ms plus 1 ms per token: about a small model on two cores."""
-    return 20.0 + shape.num_tokens
+from tests.goodput.scenes import exact_model, scene
 
 
 @pytest.fixture(scope="module")
 def model() -> StepModel:
-    shapes = [Shape(decodes, context) for decodes in (1, 2, 4, 8, 16, 32) for context in (128, 1024)]
-    shapes += [Shape(0, 0, chunk, prefix) for chunk in (16, 64, 128, 512, 1024, 2048) for prefix in (0, 1024)]
-    shapes += [Shape(8, 512, chunk, prefix) for chunk in (56, 120, 504, 1016) for prefix in (0, 512)]
-    return fit_step_model(Profile(tuple(Sample(shape, (step_ms(shape),) * 5) for shape in shapes)))
+    return exact_model()
 
 
 @pytest.fixture
 def scenario(model: StepModel) -> Scenario:
-    config = EngineConfig(token_budget=1, max_num_seqs=32, num_pages=4096, max_model_len=2048)
-    return Scenario(model, config, load_workload("fixed:384:33"), Slo(100.0), num_requests=80)
+    return scene(model)
 
 
 def test_a_lone_request_takes_the_time_it_must(scenario: Scenario) -> None:
