@@ -39,6 +39,11 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     torch.set_num_threads(before)
 
 
+def on_a_cpu(monkeypatch: pytest.MonkeyPatch, has_dot: bool, has_amx: bool) -> None:
+    monkeypatch.setattr("sarathi_tune.runtime.layers.linear.has_bfloat16_dot", lambda: has_dot)
+    monkeypatch.setattr("sarathi_tune.runtime.layers.linear.has_dot_tiles", lambda: has_dot and not has_amx)
+
+
 class Drawn:
     """Reproducible bfloat16 numbers."""
 
@@ -115,12 +120,18 @@ def test_more_rows_go_to_the_other_layer() -> None:
 
 
 @needs_dot
+@pytest.mark.parametrize("has_amx", [False, True], ids=["tiles", "beside AMX"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_whole_models_equal_transformers(family: str, reference: ReferenceMaker) -> None:
+def test_whole_models_equal_transformers(
+    family: str, has_amx: bool, reference: ReferenceMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Decodes and chunks: as near to transformers' float32 logits as bfloat16 gets."""
+    on_a_cpu(monkeypatch, True, has_amx)
+    monkeypatch.setattr("sarathi_tune.runtime.attention.cpu.has_dot_tiles", lambda: not has_amx)
     model = reference(family)
     runner = Runner.build(model.source, num_pages=40, page_tokens=PAGE_TOKENS, device="cpu", dtype="bfloat16")
-    assert any(name in runner.description["linear_reason"] for name in ("AVX-512's dot product", "a kernel of our own"))
+    named = f"up to {FEW_ROWS_BESIDE_AMX} rows by a kernel of our own" if has_amx else "AVX-512's dot product"
+    assert named in runner.description["linear_reason"]
     prompts = [prompt_of(length, seed=length) for length in (3, 16, 17, 40, 5, 9, 33, 2, 12, 21)]
     expected = [hf_logits(model.hf_model, prompt)[-1] for prompt in prompts]
     spread = torch.stack(expected).std()
@@ -133,11 +144,6 @@ def test_whole_models_equal_transformers(family: str, reference: ReferenceMaker)
         actual = runner.logits(StepPlan(tuple(decode(request) for request in requests[:count])))
         error = (actual - torch.stack(expected[:count])).square().mean().sqrt() / spread
         assert error < 0.04, f"{count} rows"
-
-
-def on_a_cpu(monkeypatch: pytest.MonkeyPatch, has_dot: bool, has_amx: bool) -> None:
-    monkeypatch.setattr("sarathi_tune.runtime.layers.linear.has_bfloat16_dot", lambda: has_dot)
-    monkeypatch.setattr("sarathi_tune.runtime.layers.linear.has_dot_tiles", lambda: has_dot and not has_amx)
 
 
 @pytest.mark.parametrize(
