@@ -118,7 +118,9 @@ def predict_surface(scenario: Scenario, budgets_tokens: Sequence[int], rates_per
 def predict_cell(scenario: Scenario, budget_tokens: int, rate_per_s: float) -> Cell:
     """One budget at one rate, over the scenario's own requests."""
     requests = draw_requests(scenario, rate_per_s)
-    return predict_requests(scenario, budget_tokens, requests, scenario.requests_per_cell / rate_per_s)
+    cell = predict_requests(scenario, budget_tokens, requests, scenario.requests_per_cell / rate_per_s)
+    # To the last digit the rate that was asked for: cells are found by it.
+    return replace(cell, rate_per_s=rate_per_s)
 
 
 def predict_requests(scenario: Scenario, budget_tokens: int, requests: Sequence[TimedRequest], window_s: float) -> Cell:

@@ -14,6 +14,7 @@ from sarathi_tune.budget.derive import derive
 from sarathi_tune.config.run import SweepConfig, TuneConfig
 from sarathi_tune.errors import InterruptedRunError
 from sarathi_tune.goodput.surface import Scenario
+from sarathi_tune.goodput.verification import VERIFY_SHARE
 from sarathi_tune.measure.profile import Profile
 from sarathi_tune.notices import Notice
 from sarathi_tune.report.build import derived_result, with_prices
@@ -156,6 +157,9 @@ def _trials(job: Job, findings: _Findings, watch: _Stopwatch) -> list[Trial]:
     if job.settings.control_budget != tested:
         plans.append(("control", job.settings.control_budget, prediction.rate_per_s))
     left_s = job.config.time_limit_s - RESERVE_S - watch.elapsed_s
+    if capacity is not None and not job.config.rate_per_s:
+        # Heavier requests than usual had the working rate lowered; what they could be served at is lower as well.
+        capacity = min(capacity, prediction.rate_per_s / VERIFY_SHARE)
     if capacity is not None and left_s / (len(plans) + 1) >= SHORTEST_WINDOW_S + RUN_EXTRA_S:
         plans.append(("capacity", tested, capacity))
     window_s = round(max(SHORTEST_WINDOW_S, min(LONGEST_WINDOW_S, left_s / len(plans) - RUN_EXTRA_S)))

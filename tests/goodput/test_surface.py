@@ -76,6 +76,12 @@ def test_the_offered_rate_is_exact_and_goodput_below_capacity_is_all_of_it(scena
     assert cell.report.counts.intended == 80
 
 
+def test_a_cell_has_the_very_rate_that_was_asked_for(scenario: Scenario) -> None:
+    """80 / (80 / 0.7) isn't 0.7 to the last digit, and prices are looked up by rate."""
+    rates = tuple(0.07 * step for step in range(3, 30))
+    assert [cell.rate_per_s for cell in predict_surface(scenario, (128,), rates).cells] == list(rates)
+
+
 def test_overload_is_seen_and_cut_short(scenario: Scenario) -> None:
     cell = predict_cell(scenario, 64, 20.0)
     assert cell.is_diverged
