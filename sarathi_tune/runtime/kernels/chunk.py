@@ -14,18 +14,10 @@ import numba
 import numpy as np
 
 from sarathi_tune.runtime.kernels.availability import KERNEL_LANES as LANES
-from sarathi_tune.runtime.kernels.dot import (
-    TILE_ROWS,
-    TILE_VECTORS,
-    finish_row,
-    pack_keys,
-    pack_values,
-    score_tile,
-    softmax_tile,
-    value_tile,
-)
+from sarathi_tune.runtime.kernels.dot import finish_row, pack_keys, pack_values, softmax_tile
 from sarathi_tune.runtime.kernels.options import OPTIONS
 from sarathi_tune.runtime.kernels.parallel import parallel_for
+from sarathi_tune.runtime.kernels.tiles import TILE_ROWS, TILE_VECTORS, score_tile, value_tile
 
 #: Rows (queries times heads of a group) that share what is read of keys and values.
 BLOCK_ROWS = 16 * TILE_ROWS

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 
 from sarathi_tune.runtime.kernels.availability import KERNEL_LANES as LANES
-from sarathi_tune.runtime.kernels.dot import TILE_ROWS, TILE_VECTORS, product_tile, silu_mul_vectors
 from sarathi_tune.runtime.kernels.intrinsics import widen
 from sarathi_tune.runtime.kernels.options import OPTIONS
 from sarathi_tune.runtime.kernels.parallel import parallel_for
+from sarathi_tune.runtime.kernels.tiles import TILE_ROWS, TILE_VECTORS, product_tile, silu_mul_vectors
 
 #: Rows that are dealt out to threads together where there are more; a multiple of TILE_ROWS.
 BLOCK_ROWS = 16 * TILE_ROWS
