@@ -213,6 +213,16 @@ def decode_cost_unknown() -> Notice:
     )
 
 
+def decodes_assumed(decodes: int, context: int) -> Notice:
+    """Neither the profile nor the question says how many decodes run."""
+    return Notice(
+        "decodes-assumed",
+        "warning",
+        f"The profile has no decodes and none were asked for: {decodes:,} at {context:,} tokens are assumed.",
+        "Give --max-num-seqs and --context, or add decode rows to the profile.",
+    )
+
+
 def hybrid_not_measured() -> Notice:
     """Decodes and chunks were timed, but never in one step."""
     return Notice(

@@ -1,5 +1,6 @@
 """`sarathi-tune derive PROFILE`: the budget from a profile document, without torch and without measuring."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,12 +11,16 @@ from sarathi_tune.cli.edge import edge
 from sarathi_tune.cli.output import STDOUT, check_target, emit_result, show_engines
 from sarathi_tune.cli.tune import command_line
 from sarathi_tune.config.slo import Slo
-from sarathi_tune.errors import ExitCode, UsageError
+from sarathi_tune.errors import ExitCode
+from sarathi_tune.notices import decodes_assumed
 from sarathi_tune.units import parse_duration_ms
 
 if TYPE_CHECKING:
     from sarathi_tune.budget.question import BudgetQuestion
     from sarathi_tune.measure.profile import Profile
+
+#: The batch that the paper's objectives are stated for (OSDI 2024, section 5), at a usual context.
+_USUAL_DECODES, _USUAL_CONTEXT = 32, 1024
 
 
 @edge
@@ -52,6 +57,9 @@ def derive(
     result = derived_result(
         document, model, question, derivation, seed=draws, command=command_line(), profile_path=profile
     )
+    if None in (decodes, tokens) and not any(sample.shape.decodes for sample in document.samples):
+        assumed = decodes_assumed(question.decodes, question.context)
+        result = replace(result, notices=(*result.notices, assumed.as_dict()))
     code = emit_result(result, json_target, quiet=quiet)
     if engines and json_target != STDOUT:
         show_engines(result)
@@ -61,23 +69,16 @@ def derive(
 def _question(
     profile: "Profile", slo: Slo, overhead_ms: float, load: tuple[int | None, int | None, int | None], seed: int
 ) -> "BudgetQuestion":
-    """What is asked: (decodes, context, prefix) as given, the largest that the profile holds for those that weren't.
-
-    Raises UsageError when neither says how many decodes there are.
-    """
+    """What is asked: (decodes, context, prefix) as given, the largest that the profile holds for those that weren't,
+    and a usual batch where it holds no decodes."""
     from sarathi_tune.budget.question import BudgetQuestion
 
     decodes, context, prefix = load
     shapes = [sample.shape for sample in profile.samples if sample.times_ms]
     if decodes is None:
-        decodes = max(shape.decodes for shape in shapes) or None
+        decodes = max(shape.decodes for shape in shapes) or _USUAL_DECODES
     if context is None:
-        context = max((shape.context for shape in shapes if shape.decodes), default=None)
-    if decodes is None or context is None:
-        raise UsageError(
-            "The profile holds no step with decodes, so it can't say how many run: "
-            "give --max-num-seqs and --context, for example --max-num-seqs 16 --context 2k."
-        )
+        context = max((shape.context for shape in shapes if shape.decodes), default=_USUAL_CONTEXT)
     if prefix is None:
         # a prompt that leaves less context than this behind it can't have a longer prefix before it
         prefix = min(context, max((shape.prefix for shape in shapes), default=0))
