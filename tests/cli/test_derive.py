@@ -108,7 +108,8 @@ def test_a_profile_without_decodes_takes_a_usual_batch_and_says_so(tmp_path: Pat
         run("derive", path, "--slo-itl", "20ms", "--max-num-seqs", "16", "--context", "2k", "--json", "-").out
     )
     assert "decodes-assumed" not in [notice["code"] for notice in told["notices"]]
-    assert told["advice"]["budget_tokens"] == assumed["advice"]["budget_tokens"], "a decode costs what a token does"
+    # A decode is priced like a prompt token, so that their number hardly matters.
+    assert told["advice"]["budget_tokens"] == pytest.approx(assumed["advice"]["budget_tokens"], rel=0.01)
 
 
 def test_a_pipe_gets_plain_text() -> None:
