@@ -74,6 +74,11 @@ class ModelConfig:
         return self.num_parameters * BYTES_PER_ELEMENT[self.dtype]
 
     @property
+    def most_inputs(self) -> int:
+        """Inputs of the widest matmul of a layer."""
+        return max(self.hidden_size, self.intermediate_size, self.num_heads * self.head_dim)
+
+    @property
     def kv_bytes_per_token(self) -> int:
         """Bytes of K and V of one token over all layers at `dtype`."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * BYTES_PER_ELEMENT[self.dtype]

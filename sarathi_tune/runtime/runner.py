@@ -86,8 +86,7 @@ def load_model(
     )
     require_memory(local, options.num_pages, options.page_tokens, free_bytes, str(place), weight_bytes)
     cache_bytes = kv_cache_bytes(local, options.num_pages, options.page_tokens)
-    most_inputs = max(local.hidden_size, local.intermediate_size, local.num_heads * local.head_dim)
-    linear = linear.with_tiles(most_inputs, weight_bytes, free_bytes - weight_bytes - cache_bytes)
+    linear = linear.with_tiles(local.most_inputs, weight_bytes, free_bytes - weight_bytes - cache_bytes)
     with torch.inference_mode():
         if source.directory is None:
             weights = random_weights(config, dtype, place, options.seed, shard)

@@ -93,7 +93,7 @@ def working_rate(played: Scenario, capacity_per_s: float | None, budget_tokens: 
         return rate
     lowest = _LOWEST_SHARE * capacity_per_s
     while rate > lowest and _queues_up(played, budget_tokens, _SPARE * rate, window_s):
-        rate = max(lowest, _SPARE**-1 * rate)
+        rate = max(lowest, rate / _SPARE)
     return rate
 
 

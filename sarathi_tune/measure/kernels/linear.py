@@ -43,10 +43,9 @@ def matrices(config: ModelConfig) -> dict[str, tuple[int, int]]:
 def pick(setting: Setting) -> LinearChoice:
     """The linear layers that the engine would take."""
     config = setting.config
-    most_inputs = max(config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim)
     weight_bytes = resident_weight_bytes(config)
     free_bytes = available_bytes(setting.device) - weight_bytes
-    return pick_linear(setting.device, setting.dtype).with_tiles(most_inputs, weight_bytes, free_bytes)
+    return pick_linear(setting.device, setting.dtype).with_tiles(config.most_inputs, weight_bytes, free_bytes)
 
 
 def linear_figures(setting: Setting) -> Iterator[KernelFigure]:

@@ -22,6 +22,8 @@ def warm_up_linears(layer: DecoderLayer, head: Linear | None, choice: LinearChoi
     for num_rows in sorted({choice.padded_rows(count) for count in range(1, _MOST_ROWS + 1)}):
         if time.perf_counter() > end_s:
             return
+        if num_rows <= choice.tiled_rows and (head is None or num_rows > EXACT_ROWS):
+            continue
         hidden, attended = (torch.zeros(num_rows, width, dtype=dtype) for width in columns)
         if num_rows > choice.tiled_rows:
             layer.qkv(hidden)
