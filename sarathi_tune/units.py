@@ -53,6 +53,19 @@ def parse_tokens(text: str, what: str = "token count") -> int:
     return int(value)
 
 
+def parse_share(text: str, what: str = "share") -> float:
+    """`5%`, `0.05` -> 0.05. Raises UsageError for anything else, and for less than 0 or more than 1."""
+    example = "write a percentage or a fraction, for example 5% or 0.05"
+    number = text.strip().removesuffix("%")
+    try:
+        value = float(number) / (100.0 if number != text.strip() else 1.0)
+    except ValueError:
+        raise UsageError(f"{what} {text!r} is not a share: {example}.") from None
+    if not 0.0 <= value <= 1.0:
+        raise UsageError(f"{what} {text!r} must be from 0% to 100%: {example}.")
+    return value
+
+
 def format_ms(value_ms: float) -> str:
     """Milliseconds for a reader: three significant figures, seconds from 10 s on."""
     if not math.isfinite(value_ms):

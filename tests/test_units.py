@@ -3,7 +3,7 @@
 import pytest
 
 from sarathi_tune.errors import ExitCode, UsageError
-from sarathi_tune.units import format_bytes, format_ms, parse_duration_ms, parse_tokens
+from sarathi_tune.units import format_bytes, format_ms, parse_duration_ms, parse_share, parse_tokens
 
 
 @pytest.mark.parametrize(
@@ -55,6 +55,17 @@ def test_bad_token_counts_are_refused(text: str) -> None:
 )
 def test_milliseconds_for_a_reader(ms: float, text: str) -> None:
     assert format_ms(ms) == text
+
+
+@pytest.mark.parametrize(("text", "share"), [("5%", 0.05), ("0.05", 0.05), ("0", 0), ("100%", 1), (" 2.5 % ", 0.025)])
+def test_shares(text: str, share: float) -> None:
+    assert parse_share(text) == pytest.approx(share)
+
+
+@pytest.mark.parametrize("text", ["", "%", "5", "-1%", "101%", "nan", "inf%", "5%%", "five"])
+def test_bad_shares_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="--headroom"):
+        parse_share(text, "--headroom")
 
 
 def test_bytes_for_a_reader() -> None:

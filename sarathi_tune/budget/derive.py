@@ -1,6 +1,6 @@
 """The budget from the SLO: the largest one whose worst step still meets it, the verdict, and what is next to it.
 
-    budget = max n : p99[step(decodes B at context S, chunk n - B at prefix P)] <= SLO - overhead
+    budget = max n : p99[step(decodes B at context S, chunk n - B at prefix P)] * (1 + headroom) <= SLO - overhead
 
 In vLLM the budget counts decodes, so a budget of 512 with 16 decodes is a chunk of 496. Works from documents: no torch,
 no engine.
@@ -166,7 +166,12 @@ class _Desk:
         """The smallest SLO that leaves these decodes a useful chunk, in ms, rounded up to a microsecond."""
         steps = replace(self.steps, decodes=decodes)
         useful = steps.useful_chunk(self.question.min_chunk_tokens, self.question.min_useful_share)
-        return math.ceil((steps.worst_ms(useful) + self.question.overhead_ms) * 1e3 + 1e-6) / 1e3
+        return (
+            math.ceil(
+                (steps.worst_ms(useful) * (1.0 + self.question.headroom) + self.question.overhead_ms) * 1e3 + 1e-6
+            )
+            / 1e3
+        )
 
     def largest_batch(self) -> int | None:
         """The most decodes, fewer than asked for, that leave a useful chunk within the SLO; None if none do."""
@@ -204,7 +209,7 @@ class _Desk:
         if decode_ms > question.limit_ms:
             why = (
                 f"A decode-only step with {asked} takes {format_ms(decode_ms)} at {self._percentile}, more than the "
-                f"{format_ms(question.limit_ms)} that the SLO leaves: no budget can help."
+                f"{self._left}: no budget can help."
             )
             return "infeasible", None, f"{why} {self._instead()}"
         if first_ms >= FIXED_PART_RATIO * decode_ms:
@@ -224,6 +229,16 @@ class _Desk:
     @property
     def _room(self) -> str:
         return "no prompt token" if self.chunk_within is None else f"a chunk of only {self.chunk_within:,} tokens"
+
+    @property
+    def _left(self) -> str:
+        left = f"{format_ms(self.question.limit_ms)} that the SLO leaves"
+        return f"{left} with {self.question.headroom:.0%} headroom" if self.question.headroom else left
+
+    @property
+    def _limit(self) -> str:
+        limit = format_ms(self.question.limit_ms)
+        return f"{limit} ({self.question.headroom:.0%} headroom)" if self.question.headroom else limit
 
     @property
     def _percentile(self) -> str:
@@ -256,7 +271,7 @@ class _Desk:
         )
         return (
             f"Even {limit} in one step takes {format_ms(self.steps.worst_ms(widest))} at {self._percentile}, within "
-            f"the {format_ms(self.question.limit_ms)} that the SLO leaves: the SLO doesn't limit the budget; prompt "
+            f"the {self._left}: the SLO doesn't limit the budget; prompt "
             "length, TTFT and memory do."
         )
 
@@ -322,7 +337,7 @@ class _Desk:
         return (
             f"The largest budget whose step with {question.decodes:,} decodes at {question.context:,} tokens of "
             f"context beside a chunk of {chunk:,} at prefix {self.steps.prefix_of(chunk):,} stays within "
-            f"{format_ms(question.limit_ms)} at {self._percentile}: {format_ms(self.steps.p99_ms(chunk))}{moved}."
+            f"{self._limit} at {self._percentile}: {format_ms(self.steps.p99_ms(chunk))}{moved}."
         )
 
     def _interval(self, budget: int) -> tuple[tuple[int, int] | None, float]:
@@ -422,7 +437,7 @@ class _Desk:
             budget=budget,
             chunk_tokens=chunk,
             p99_step_ms=self.steps.p99_ms(chunk),
-            meets_slo=worst <= self.question.limit_ms and budget >= self.floor,
+            meets_slo=worst <= self.question.slo_step_ms and budget >= self.floor,
             prompt_tokens=prompt,
             prompt_steps=steps,
             ttft_ms=ttft_ms,

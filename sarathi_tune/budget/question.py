@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from sarathi_tune.budget.rule_of_thumb import RuleOfThumb
 from sarathi_tune.errors import UsageError
+from sarathi_tune.measure.profile import Profile
 from sarathi_tune.notices import Notice
 
 Verdict = Literal["recommended", "infeasible", "not-binding", "not-the-budget", "inconclusive"]
@@ -15,6 +16,9 @@ Verdict = Literal["recommended", "infeasible", "not-binding", "not-the-budget", 
 MIN_CHUNK_TOKENS = 16
 #: A chunk must compute prompts at this share of the best rate that the same device reaches beside the same decodes.
 MIN_USEFUL_SHARE = 0.125
+#: A measured profile is a minute of a machine's life, and other minutes are slower: seldom by more than this share
+#: (docs/decisions/025-headroom-for-slower-minutes.md).
+USUAL_HEADROOM = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +26,10 @@ class BudgetQuestion:
     """Which budget keeps a step of `decodes` decodes at `context` keys beside a chunk behind `prefix` tokens within
     `slo_itl_ms` at `percentile`?
 
-    `overhead_ms` is what a token gap has besides the step. `max_num_seqs` (default: `decodes`), speculation,
-    multimodal items and chunking enter through the engine's rules. `max_model_len` overrides the profile's.
-    `default_budget` is the engine's, for comparison. `resamples` 0 leaves the interval out.
+    `overhead_ms` is what a token gap has besides the step. `headroom` is the share by which steps may take longer than
+    while they were measured without breaking the SLO; see `usual_headroom`. `max_num_seqs` (default: `decodes`),
+    speculation, multimodal items and chunking enter through the engine's rules. `max_model_len` overrides the
+    profile's. `default_budget` is the engine's, for comparison. `resamples` 0 leaves the interval out.
     """
 
     slo_itl_ms: float
@@ -32,6 +37,7 @@ class BudgetQuestion:
     context: int
     prefix: int = 0
     overhead_ms: float = 0.0
+    headroom: float = 0.0
     max_model_len: int | None = None
     max_num_seqs: int | None = None
     percentile: float = 0.99
@@ -59,11 +65,24 @@ class BudgetQuestion:
                 raise UsageError(f"{name} must be at least 1, not {value}.")
         if not 0.0 <= self.overhead_ms < float("inf"):
             raise UsageError(f"overhead_ms must be zero or more, not {self.overhead_ms}.")
+        if not 0.0 <= self.headroom <= 1.0:
+            raise UsageError(f"headroom must be a share from 0 to 1, not {self.headroom}.")
+
+    @property
+    def slo_step_ms(self) -> float:
+        """What the SLO leaves for a step: all but the overhead."""
+        return self.slo_itl_ms - self.overhead_ms
 
     @property
     def limit_ms(self) -> float:
-        """What a step may take: the SLO without the overhead."""
-        return self.slo_itl_ms - self.overhead_ms
+        """What a step may take while it is measured, so that it meets the SLO when it takes `headroom` longer."""
+        return self.slo_step_ms / (1.0 + self.headroom)
+
+
+def usual_headroom(profile: Profile) -> float:
+    """The headroom when nobody asks for another: `USUAL_HEADROOM`, or the noise of the profile where that is larger.
+    None for a profile that doesn't say its noise: written by hand, its times mean what they say."""
+    return 0.0 if profile.noise is None else max(USUAL_HEADROOM, profile.noise)
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,6 +70,7 @@ def main_job(
     slo_itl: flags.SloItl = None,
     slo_ttft: flags.SloTtft = None,
     overhead: flags.Overhead = None,
+    headroom: flags.Headroom = None,
     target: Annotated[
         str | None,
         typer.Option("--target", metavar="URL", help="Measure this running server instead, from outside."),
@@ -118,7 +119,7 @@ def main_job(
         outside.refuse_meaningless(arguments)
         remote = outside.build_config(
             target,
-            objective=(slo_itl, slo_ttft, overhead),
+            objective=(slo_itl, slo_ttft, overhead, headroom),
             subject=(model, workload),
             load=(max_num_seqs, context_tokens, prefix),
             time_limit=time_limit,
@@ -127,7 +128,7 @@ def main_job(
         )
         return outside.tune_outside(remote, json_target=json_target, quiet=quiet, dry_run=dry_run)
     config = tune.build_config(
-        objective=(slo_itl, slo_ttft, overhead),
+        objective=(slo_itl, slo_ttft, overhead, headroom),
         subject=(model, workload),
         load=(max_num_seqs, context_tokens, prefix, rate),
         steps=flags.parse_device(device, attention, dtype, threads, (tensor_parallel, pipeline_parallel)),

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,7 +13,6 @@ from sarathi_tune.cli.tune import command_line
 from sarathi_tune.config.slo import Slo
 from sarathi_tune.errors import ExitCode
 from sarathi_tune.notices import decodes_assumed
-from sarathi_tune.units import parse_duration_ms
 
 if TYPE_CHECKING:
     from sarathi_tune.budget.question import BudgetQuestion
@@ -28,6 +27,7 @@ def derive(
     profile: Annotated[str, typer.Argument(metavar="PROFILE", help="A profile document, measured or hand-written.")],
     slo_itl: flags.SloItl = None,
     overhead: flags.Overhead = None,
+    headroom: flags.Headroom = None,
     max_num_seqs: flags.MaxNumSeqs = None,
     context: flags.Context = None,
     prefix: flags.Prefix = None,
@@ -38,7 +38,7 @@ def derive(
 ) -> ExitCode:
     """Derive the budget from a profile document. Loads no torch, measures nothing."""
     slo = flags.parse_slo(slo_itl, None, "sarathi-tune derive PROFILE --slo-itl 20ms.")
-    overhead_ms = parse_duration_ms(overhead, "--overhead") if overhead is not None else 0.0
+    reserves = flags.parse_reserves(overhead, headroom)
     decodes = flags.parse_count(max_num_seqs, "--max-num-seqs")
     tokens = flags.parse_token_count(context, "--context")
     prefix_tokens = flags.parse_token_count(prefix, "--prefix", zero=True)
@@ -51,7 +51,7 @@ def derive(
     from sarathi_tune.stepmodel.fit import fit_step_model
 
     document = load_profile(Path(profile))
-    question = _question(document, slo, overhead_ms, (decodes, tokens, prefix_tokens), draws)
+    question = _question(document, slo, reserves, (decodes, tokens, prefix_tokens), draws)
     model = fit_step_model(document)
     derivation = derive_budget(document, model, question)
     result = derived_result(
@@ -67,11 +67,11 @@ def derive(
 
 
 def _question(
-    profile: "Profile", slo: Slo, overhead_ms: float, load: tuple[int | None, int | None, int | None], seed: int
+    profile: "Profile", slo: Slo, reserves: dict[str, Any], load: tuple[int | None, int | None, int | None], seed: int
 ) -> "BudgetQuestion":
     """What is asked: (decodes, context, prefix) as given, the largest that the profile holds for those that weren't,
     and a usual batch where it holds no decodes."""
-    from sarathi_tune.budget.question import BudgetQuestion
+    from sarathi_tune.budget.question import BudgetQuestion, usual_headroom
 
     decodes, context, prefix = load
     shapes = [sample.shape for sample in profile.samples if sample.times_ms]
@@ -87,7 +87,7 @@ def _question(
         decodes=decodes,
         context=context,
         prefix=prefix,
-        overhead_ms=overhead_ms,
         percentile=slo.percentile,
         seed=seed,
+        **({"headroom": usual_headroom(profile)} | reserves),
     )

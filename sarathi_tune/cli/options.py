@@ -23,7 +23,7 @@ from sarathi_tune.config.run import (
 )
 from sarathi_tune.config.slo import Slo
 from sarathi_tune.errors import UsageError
-from sarathi_tune.units import parse_duration_ms, parse_tokens
+from sarathi_tune.units import parse_duration_ms, parse_share, parse_tokens
 
 _OBJECTIVE, _LOAD, _SCHEDULING, _DEVICE, _OUTPUT = "Objective", "Model and load", "Scheduling", "Device", "Output"
 #: More of anything that is counted is a typing error; and threads beyond these can't be started.
@@ -177,12 +177,30 @@ Quiet = Annotated[
 Engines = Annotated[
     bool, typer.Option("--engines", metavar="", help="Also print the flags of other engines.", rich_help_panel=_OUTPUT)
 ]
+Headroom = Annotated[
+    str | None,
+    typer.Option(
+        "--headroom",
+        metavar="SHARE",
+        help="How much longer steps may take than measured and still meet the SLO. (default: 5%, or the noise if "
+        "larger; 0% for a hand-written profile)",
+        rich_help_panel=_OBJECTIVE,
+    ),
+]
 DryRun = Annotated[
     bool,
     typer.Option(
         "--dry-run", metavar="", help="Print the plan, its time and its memory; touch nothing.", rich_help_panel=_OUTPUT
     ),
 ]
+
+
+def parse_reserves(overhead: str | None, headroom: str | None) -> dict[str, Any]:
+    """What is kept of the SLO: `overhead_ms` and `headroom`, those that were given."""
+    return given(
+        overhead_ms=parse_duration_ms(overhead, "--overhead") if overhead is not None else None,
+        headroom=parse_share(headroom, "--headroom") if headroom is not None else None,
+    )
 
 
 def parse_slo(itl: str | None, ttft: str | None, usage: str) -> Slo:

@@ -2,7 +2,15 @@
 
 from collections.abc import Mapping
 
-from sarathi_tune.cli.options import given, parse_count, parse_path, parse_seed, parse_slo, parse_token_count
+from sarathi_tune.cli.options import (
+    given,
+    parse_count,
+    parse_path,
+    parse_reserves,
+    parse_seed,
+    parse_slo,
+    parse_token_count,
+)
 from sarathi_tune.cli.output import check_target, emit_result
 from sarathi_tune.cli.tune import command_line
 from sarathi_tune.config.outside import OutsideConfig
@@ -19,24 +27,24 @@ _MEANINGLESS = (
 def build_config(
     target: str,
     *,
-    objective: tuple[str | None, str | None, str | None],
+    objective: tuple[str | None, str | None, str | None, str | None],
     subject: tuple[str | None, str | None],
     load: tuple[str | None, str | None, str | None],
     time_limit: str | None = None,
     seed: str | None = None,
     out: str | None = None,
 ) -> OutsideConfig:
-    """The flags as a configuration: (ITL, TTFT, overhead), (model, workload), (max_num_seqs, context, prefix), and so
-    on. Raises UsageError for the first one that can't be used."""
-    itl, ttft, overhead = objective
+    """The flags as a configuration: (ITL, TTFT, overhead, headroom), (model, workload), (max_num_seqs, context,
+    prefix), and so on. Raises UsageError for the first one that can't be used."""
+    itl, ttft, overhead, headroom = objective
     model, workload = subject
     max_num_seqs, context, prefix = load
     return OutsideConfig(
         target=target,
         slo=parse_slo(itl, ttft, "sarathi-tune --target http://127.0.0.1:8000 --slo-itl 120ms."),
         command=command_line(),
+        **parse_reserves(overhead, headroom),
         **given(
-            overhead_ms=parse_duration_ms(overhead, "--overhead") if overhead is not None else None,
             model=model,
             workload=workload,
             max_num_seqs=parse_count(max_num_seqs, "--max-num-seqs"),

@@ -17,6 +17,7 @@ def sweep(
     slo_itl: flags.SloItl = None,
     slo_ttft: flags.SloTtft = None,
     overhead: flags.Overhead = None,
+    headroom: flags.Headroom = None,
     budgets: Annotated[
         str | None,
         typer.Option("--budgets", metavar="N,N,...", help="Budgets to run. (default: around the derived one)"),
@@ -47,7 +48,7 @@ def sweep(
 ) -> ExitCode:
     """Run every budget at every rate for real. Takes long: the main job answers the same from a fitted model."""
     base = tune.build_config(
-        objective=(slo_itl, slo_ttft, overhead),
+        objective=(slo_itl, slo_ttft, overhead, headroom),
         subject=(model, workload),
         load=(max_num_seqs, context_tokens, prefix, None),
         steps=flags.parse_device(device, attention, dtype, threads, (tensor_parallel, pipeline_parallel)),

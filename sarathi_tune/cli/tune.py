@@ -10,6 +10,7 @@ from sarathi_tune.cli.options import (
     parse_device,
     parse_path,
     parse_rate,
+    parse_reserves,
     parse_seed,
     parse_slo,
     parse_token_count,
@@ -24,7 +25,7 @@ __all__ = ["build_config", "check", "command_line", "parse_device", "tune"]
 
 def build_config(
     *,
-    objective: tuple[str | None, str | None, str | None],
+    objective: tuple[str | None, str | None, str | None, str | None],
     subject: tuple[str | None, str | None],
     load: tuple[str | None, str | None, str | None, str | None],
     steps: DeviceConfig,
@@ -36,9 +37,9 @@ def build_config(
     seed: str | None = None,
     out: str | None = None,
 ) -> TuneConfig:
-    """The flags of the main job as a configuration: (ITL, TTFT, overhead), (model, workload), (max_num_seqs, context,
-    prefix, rate), and so on. Raises UsageError for the first one that can't be used."""
-    itl, ttft, overhead = objective
+    """The flags of the main job as a configuration: (ITL, TTFT, overhead, headroom), (model, workload), (max_num_seqs,
+    context, prefix, rate), and so on. Raises UsageError for the first one that can't be used."""
+    itl, ttft, overhead, headroom = objective
     model, workload = subject
     max_num_seqs, context, prefix, rate = load
     return TuneConfig(
@@ -48,8 +49,8 @@ def build_config(
         verify=verify,
         resume=resume,
         command=command_line(),
+        **parse_reserves(overhead, headroom),
         **given(
-            overhead_ms=parse_duration_ms(overhead, "--overhead") if overhead is not None else None,
             model=model,
             workload=workload,
             max_num_seqs=parse_count(max_num_seqs, "--max-num-seqs"),

@@ -22,6 +22,8 @@ class OutsideConfig:
     prefix_tokens: int | None = None
     #: Taken off the SLO for what lies between the place of measuring and the users.
     overhead_ms: float = 0.0
+    #: How much longer steps may take than measured; None: what is usual for the profile.
+    headroom: float | None = None
     #: Of the order of prompts; their tokens are new in every run, so that no cache knows them.
     seed: int = 0
     out_dir: Path = DEFAULT_OUT_DIR

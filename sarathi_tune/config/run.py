@@ -64,6 +64,8 @@ class TuneConfig:
     rate_per_s: float | None = None
     #: Taken off the SLO for what a step doesn't show: HTTP, detokenising, the network.
     overhead_ms: float = 0.0
+    #: How much longer steps may take than measured; None: what is usual for the profile.
+    headroom: float | None = None
     #: Verify this budget instead of the derived one.
     budget_tokens: int | None = None
     #: The budget that is run for comparison; None: vLLM's default on the device.

@@ -43,7 +43,7 @@ def derived_result(
 ) -> Result:
     """A result that rests on a profile alone. What was predicted and verified is added with `dataclasses.replace`."""
     return Result(
-        objective=Objective(question.slo_itl_ms, None, question.percentile, question.overhead_ms),
+        objective=Objective(question.slo_itl_ms, None, question.percentile, question.overhead_ms, question.headroom),
         advice=advice(profile, model, question, derivation),
         fit_error=fit_error(model.error),
         notices=(*profile.notices, *(notice.as_dict() for notice in derivation.notices)),

@@ -20,12 +20,18 @@ RunRole = Literal["recommended", "control", "capacity", "neighbour", "sweep"]
 @dataclass(frozen=True, slots=True)
 class Objective:
     """The SLO as promised, at `percentile`. `overhead_ms` per token is taken off for what the engine's steps don't
-    show: HTTP, tokenisation, the network."""
+    show: HTTP, tokenisation, the network. Steps may take `headroom` longer than while they were measured."""
 
     itl_ms: float
     ttft_ms: float | None = None
     percentile: float = 0.99
     overhead_ms: float = 0.0
+    headroom: float = 0.0
+
+    @property
+    def limit_ms(self) -> float:
+        """What a step could take while it was measured."""
+        return (self.itl_ms - self.overhead_ms) / (1.0 + self.headroom)
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,7 +105,7 @@ def _promise(objective: Objective) -> str:
 def _infeasible(result: Result) -> str:
     advice, slo = result.advice, format_ms(result.objective.itl_ms)
     decode = advice.decode_step
-    if decode is not None and decode.step_p99_ms > result.objective.itl_ms - result.objective.overhead_ms:
+    if decode is not None and decode.step_p99_ms > result.objective.limit_ms:
         return f"Infeasible: p99 ITL {slo}, and {decode.decodes} decodes alone take {format_ms(decode.step_p99_ms)}."
     return f"Infeasible: p99 ITL {slo} leaves {advice.max_num_seqs} decodes no room for a useful chunk."
 

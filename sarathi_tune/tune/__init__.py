@@ -111,7 +111,7 @@ def _advise(job: Job, profile: Profile, watch: _Stopwatch, ui: Ui) -> _Findings:
     with watch.part("derive"), ui.phase("derive"):
         model = fit_step_model(profile)
         loop_ms = job.folder.recall("loop_ms", partial(loop_overhead_ms, job.engine_config(settings.control_budget)))
-        question = budget_question(config, settings, loop_ms)
+        question = budget_question(config, settings, profile, loop_ms)
         derivation = derive(profile, model, question)
     result = derived_result(
         profile,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Literal
 
-from sarathi_tune.budget.question import BudgetQuestion
+from sarathi_tune.budget.question import BudgetQuestion, usual_headroom
 from sarathi_tune.budget.rules import VLLM_VERSION, EngineSettings, default_budget, smallest_legal_budget
 from sarathi_tune.config.parallel import check_layout
 from sarathi_tune.config.presets import resolve_model
@@ -14,6 +14,7 @@ from sarathi_tune.config.run import TuneConfig
 from sarathi_tune.config.source import ModelSource
 from sarathi_tune.errors import UsageError
 from sarathi_tune.machine.gpu import GpuDescription
+from sarathi_tune.measure.profile import Profile
 from sarathi_tune.measure.shapes import Shape
 from sarathi_tune.stats import quantile
 from sarathi_tune.workload.load import load_workload
@@ -112,7 +113,7 @@ def settle(
     )
 
 
-def budget_question(config: TuneConfig, settings: Settings, loop_ms: float) -> BudgetQuestion:
+def budget_question(config: TuneConfig, settings: Settings, profile: Profile, loop_ms: float) -> BudgetQuestion:
     """The question to the derivation. `loop_ms`: what the engine's loop adds to each step."""
     return BudgetQuestion(
         slo_itl_ms=config.slo.itl_ms,
@@ -120,6 +121,7 @@ def budget_question(config: TuneConfig, settings: Settings, loop_ms: float) -> B
         context=settings.context,
         prefix=settings.prefix,
         overhead_ms=config.overhead_ms + loop_ms,
+        headroom=usual_headroom(profile) if config.headroom is None else config.headroom,
         max_model_len=settings.max_model_len,
         percentile=config.slo.percentile,
         default_budget=settings.control_budget,

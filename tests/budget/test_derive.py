@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sarathi_tune.budget.derive import BudgetQuestion, Derivation, derive
+from sarathi_tune.budget.question import usual_headroom
 from sarathi_tune.errors import UsageError
 from sarathi_tune.measure.profile import Profile, Sample
 from sarathi_tune.measure.shapes import Shape
@@ -203,6 +204,28 @@ def test_overhead_is_taken_off_the_slo() -> None:
     assert slo == pytest.approx((cpu(80).smallest_slo_ms or 0) + 10, abs=0.01)
 
 
+def test_headroom_leaves_room_for_slower_steps() -> None:
+    # a step that takes 5 % longer meets 84 ms where it met 80 before
+    assert cpu(84, headroom=0.05).budget == cpu(80).budget
+    assert cpu(94, overhead_ms=10, headroom=0.05).budget == cpu(80).budget
+    slo = cpu(80, overhead_ms=10, headroom=0.05).smallest_slo_ms
+    assert slo == pytest.approx(1.05 * (cpu(80).smallest_slo_ms or 0) + 10, abs=0.01)
+    assert "(5% headroom)" in cpu(84, headroom=0.05).why
+
+
+def test_headroom_changes_no_neighbours_verdict() -> None:
+    found = cpu(84, headroom=0.05)
+    above = next(neighbour for neighbour in found.neighbours if neighbour.label == "next above")
+    assert 80 < above.p99_step_ms <= 84
+    assert above.meets_slo
+
+
+def test_usual_headroom_is_that_of_a_measured_profile() -> None:
+    assert usual_headroom(Profile(samples=())) == 0.0
+    assert usual_headroom(Profile(samples=(), noise=0.01)) == 0.05
+    assert usual_headroom(Profile(samples=(), noise=0.08)) == 0.08
+
+
 def test_floor_of_max_num_seqs() -> None:
     at_8 = cpu(40).budget
     assert at_8 is not None
@@ -349,6 +372,8 @@ def test_the_same_question_has_the_same_answer() -> None:
         {"percentile": 1.0},
         {"max_num_seqs": 0},
         {"overhead_ms": -1.0},
+        {"headroom": -0.01},
+        {"headroom": 1.5},
     ],
 )
 def test_senseless_questions_are_refused(wrong: dict[str, float]) -> None:

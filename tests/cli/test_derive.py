@@ -92,6 +92,21 @@ def test_overhead_comes_off_the_objective() -> None:
     assert less == json.loads(run(*at_15_ms).out)["advice"]["budget_tokens"]
 
 
+def test_a_measured_profile_leaves_headroom_unless_told_otherwise(tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps(json.loads(H100.read_text()) | {"noise": 0.01}))
+
+    def objective(source: Path, *more: str) -> dict[str, float]:
+        document = json.loads(run("derive", source, "--slo-itl", "20ms", *more, "--json", "-").out)
+        return document["objective"] | {"budget_tokens": document["advice"]["budget_tokens"]}
+
+    assert objective(H100)["headroom"] == 0.0
+    assert objective(path)["headroom"] == 0.05
+    assert objective(path)["budget_tokens"] == objective(H100, "--headroom", "5%")["budget_tokens"]
+    assert objective(path, "--headroom", "0")["budget_tokens"] == objective(H100)["budget_tokens"]
+    assert objective(path)["budget_tokens"] < objective(H100)["budget_tokens"]
+
+
 def test_a_profile_without_decodes_takes_a_usual_batch_and_says_so(tmp_path: Path) -> None:
     path = tmp_path / "profile.json"
     document = json.loads(H100.read_text())

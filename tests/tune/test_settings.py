@@ -9,6 +9,7 @@ from sarathi_tune.config.run import TuneConfig
 from sarathi_tune.config.slo import Slo
 from sarathi_tune.errors import UsageError
 from sarathi_tune.machine.gpu import GpuDescription
+from sarathi_tune.measure.profile import Profile
 from sarathi_tune.tune.settings import batch_context, budget_question, chunk_prefix, settle
 from sarathi_tune.workload.load import load_workload
 from tests.tune.tiny import CONTEXT, tiny_model
@@ -122,12 +123,19 @@ def test_a_workload_beyond_the_model(tiny: str) -> None:
 
 def test_the_question_carries_the_loop_and_the_overhead() -> None:
     config = replace(CONFIG, overhead_ms=2.0, seed=7)
-    question = budget_question(config, settle(config, "cpu"), 0.25)
+    question = budget_question(config, settle(config, "cpu"), Profile(samples=()), 0.25)
     assert question.slo_itl_ms == 50.0
     assert question.overhead_ms == 2.25
     assert question.decodes == 8
     assert question.reference_prompt_tokens == 768
     assert question.seed == 7
+
+
+@pytest.mark.parametrize(("noise", "asked", "headroom"), [(None, None, 0.0), (0.01, None, 0.05), (0.08, 0.0, 0.0)])
+def test_the_question_carries_the_headroom(noise: float | None, asked: float | None, headroom: float) -> None:
+    config = replace(CONFIG, headroom=asked)
+    profile = Profile(samples=(), noise=noise)
+    assert budget_question(config, settle(config, "cpu"), profile, 0.0).headroom == headroom
 
 
 def test_settings_repeat() -> None:

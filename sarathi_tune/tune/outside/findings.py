@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from sarathi_tune.budget.derive import derive
-from sarathi_tune.budget.question import BudgetQuestion, Derivation
+from sarathi_tune.budget.question import BudgetQuestion, Derivation, usual_headroom
 from sarathi_tune.config.outside import OutsideConfig
 from sarathi_tune.config.run import DEFAULT_BUDGET_TOKENS
 from sarathi_tune.errors import TargetError
@@ -71,7 +71,7 @@ def conclude(config: OutsideConfig, observation: Observation) -> tuple[Profile, 
             "it limit max_tokens, or ignore ignore_eos?"
         )
     model = fit_step_model(profile)
-    question = _budget_question(config, observation, running)
+    question = _budget_question(config, observation, profile, running)
     derivation = derive(profile, model, question)
     doubt = _doubt(observation, timelines, running)
     if doubt is not None:
@@ -113,7 +113,9 @@ def _engine_facts(observation: Observation) -> dict[str, Any]:
     return facts
 
 
-def _budget_question(config: OutsideConfig, observation: Observation, running: RunningBudget | None) -> BudgetQuestion:
+def _budget_question(
+    config: OutsideConfig, observation: Observation, profile: Profile, running: RunningBudget | None
+) -> BudgetQuestion:
     question = observation.question
     return BudgetQuestion(
         slo_itl_ms=config.slo.itl_ms,
@@ -121,6 +123,7 @@ def _budget_question(config: OutsideConfig, observation: Observation, running: R
         context=question.context,
         prefix=question.prefix,
         overhead_ms=config.overhead_ms,
+        headroom=usual_headroom(profile) if config.headroom is None else config.headroom,
         max_model_len=observation.facts.max_model_len,
         percentile=config.slo.percentile,
         reference_prompt_tokens=question.workload.quantile_prompt(0.5),
