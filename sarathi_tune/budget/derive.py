@@ -233,12 +233,12 @@ class _Desk:
     @property
     def _left(self) -> str:
         left = f"{format_ms(self.question.limit_ms)} that the SLO leaves"
-        return f"{left} with {self.question.headroom:.0%} headroom" if self.question.headroom else left
+        return f"{left} with {100 * self.question.headroom:g} % headroom" if self.question.headroom else left
 
     @property
     def _limit(self) -> str:
         limit = format_ms(self.question.limit_ms)
-        return f"{limit} ({self.question.headroom:.0%} headroom)" if self.question.headroom else limit
+        return f"{limit} ({100 * self.question.headroom:g} % headroom)" if self.question.headroom else limit
 
     @property
     def _percentile(self) -> str:

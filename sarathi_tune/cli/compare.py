@@ -77,7 +77,7 @@ def compare(
         typer.Option(
             "--every",
             metavar="TIME",
-            help="One long prompt in so long. (default: 2.2 times what one takes)",
+            help="One long prompt in so long. (default: 1.2 to 2.2 times what one takes)",
             rich_help_panel="Model and load",
         ),
     ] = None,

@@ -58,12 +58,14 @@ class BudgetRun:
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """What measuring the server with its default budget advised; its own result lies in `folder`."""
+    """What measuring the server with its default budget advised, with its notices; the whole result lies in
+    `folder`."""
 
     budget_tokens: int | None
     verdict: str
     why: str
     folder: str | None
+    notices: tuple[Mapping[str, Any], ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """The recommendation as it stands in a result document."""
@@ -72,6 +74,7 @@ class Recommendation:
             "verdict": self.verdict,
             "why": self.why,
             "folder": self.folder,
+            "notices": list(self.notices),
         }
 
 

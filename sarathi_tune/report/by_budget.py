@@ -1,10 +1,11 @@
 """Budgets side by side for a person."""
 
+from collections.abc import Mapping
+
 from rich.console import Console
 from rich.text import Text
 
 from sarathi_tune.goodput.by_budget import BudgetComparison, BudgetRun
-from sarathi_tune.notices import Notice
 from sarathi_tune.report.console import figure_table, print_heading, print_notices, print_prose
 from sarathi_tune.report.figures import ms_figure, rate_figure
 from sarathi_tune.report.glyphs import glyphs_for
@@ -37,13 +38,15 @@ def print_budgets(comparison: BudgetComparison, console: Console) -> None:
         print_prose(Text(f"{run.name}: {why.rstrip('.')}.{ready}"), console)
     if comparison.runs:
         print_prose(Text(f"Logs: {', '.join(run.log for run in comparison.runs)}"), console)
-    seen: dict[str, Notice] = {}
+    seen: dict[str, Mapping[str, str]] = {}
+    if recommendation is not None:
+        seen |= {notice["code"]: notice for notice in recommendation.notices}
     for run in comparison.runs:
         verification = run.verification
         if verification is not None:
             own = verification.point.validity.problems if verification.point else ()
-            seen |= {notice.code: notice for notice in (*verification.notices, *own)}
-    print_notices([notice.as_dict() for notice in seen.values()], console, glyphs)
+            seen |= {notice.code: notice.as_dict() for notice in (*verification.notices, *own)}
+    print_notices(seen.values(), console, glyphs)
 
 
 def budgets_headline(comparison: BudgetComparison) -> str:

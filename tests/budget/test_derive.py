@@ -210,7 +210,7 @@ def test_headroom_leaves_room_for_slower_steps() -> None:
     assert cpu(94, overhead_ms=10, headroom=0.05).budget == cpu(80).budget
     slo = cpu(80, overhead_ms=10, headroom=0.05).smallest_slo_ms
     assert slo == pytest.approx(1.05 * (cpu(80).smallest_slo_ms or 0) + 10, abs=0.01)
-    assert "(5% headroom)" in cpu(84, headroom=0.05).why
+    assert "(5 % headroom)" in cpu(84, headroom=0.05).why
 
 
 def test_headroom_changes_no_neighbours_verdict() -> None:

@@ -12,6 +12,10 @@ from sarathi_tune.tune.comparing.load import PROMPT_ANSWER_TOKENS, STREAM_PROMPT
 #: A prompt arrives every so many times what computing it takes beside the answers: the paper's servers are about half
 #: busy with prefill when they are near their capacity.
 PACE = 2.2
+#: But there is a prompt in so many steps, so that a scheduler that stops all answers for each of them does so to more
+#: than 1 % of their gaps: else its p99 would lie among undisturbed steps, at the edge of the stalls, and say nothing.
+#: Where chunks alone take more steps, prompts come nearly one behind the other.
+STEPS_PER_PROMPT, LEAST_PACE = 50, 1.2
 #: The answers run longer than the prompts need, by this factor.
 OUTLAST = 1.05
 #: The prompt when none is given: long, and in reach of small models.
@@ -67,7 +71,8 @@ class Pacer:
 def settle_pace(steady: SteadyConfig, pacer: Pacer, prompt_tokens: int) -> SteadyPace:
     """The steady load with what was left open."""
     steps, prefill_ms = pacer.prefill(prompt_tokens)
-    every_s = steady.every_s or PACE * prefill_ms / 1e3
+    often_ms = prefill_ms + (STEPS_PER_PROMPT - steps) * pacer.decode_step_ms
+    every_s = steady.every_s or max(LEAST_PACE * prefill_ms, min(PACE * prefill_ms, often_ms)) / 1e3
     return SteadyPace(
         streams=steady.streams,
         answer_tokens=answer_tokens(pacer, (steps, prefill_ms), every_s, steady.num_prompts),

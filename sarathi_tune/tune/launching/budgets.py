@@ -93,7 +93,9 @@ class _Comparing:
         )
         result = run_outside(outside, self.ui)
         advice = result.advice
-        self.recommendation = Recommendation(advice.budget_tokens, advice.verdict, advice.why, result.folder)
+        self.recommendation = Recommendation(
+            advice.budget_tokens, advice.verdict, advice.why, result.folder, result.notices
+        )
         budget = "no budget" if advice.budget_tokens is None else f"a budget of {advice.budget_tokens:,} tokens"
         self.ui.note(f"Measured from outside: {budget} ({advice.verdict}).")
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from sarathi_tune.config.outside import OutsideConfig
+from sarathi_tune.notices import margin_is_wider
 from sarathi_tune.report.progress import Ui
 from tests.cli.running import ROOT, Ended, run
 
@@ -94,7 +95,8 @@ def test_the_recommended_budget_is_derived_at_the_default_and_run_last(
     def advise(config: OutsideConfig, _ui: Ui) -> SimpleNamespace:
         asked.append(config)
         advice = SimpleNamespace(budget_tokens=150, verdict="recommended", why="It fits.")
-        return SimpleNamespace(advice=advice, folder="somewhere")
+        wider = margin_is_wider(150, 8, 3, 210.0, 400).as_dict()
+        return SimpleNamespace(advice=advice, folder="somewhere", notices=(wider,))
 
     monkeypatch.setattr("sarathi_tune.tune.outside.run_outside", advise)
     ended = compare(tmp_path, "recommended,100", "--max-num-seqs", "8")
@@ -106,6 +108,8 @@ def test_the_recommended_budget_is_derived_at_the_default_and_run_last(
     assert (only.max_num_seqs, only.slo.itl_ms, only.workload) == (8, 600, "fixed:32:12")
     assert document["runs"][0]["verification"]["target"].startswith(only.target), "the very server that was measured"
     assert "Recommended by measuring the default from outside: budget 150." in " ".join(ended.out.split())
+    assert [notice["code"] for notice in document["recommendation"]["notices"]] == ["margin-is-wider"]
+    assert "a steady load would meet the objective up to a budget of about 400" in " ".join(ended.out.split())
 
 
 def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
