@@ -561,6 +561,17 @@ def client_late(lag_p99_ms: float, step_ms: float) -> Notice:
     )
 
 
+def gaps_differ(own_ms: float, seen_ms: float) -> Notice:
+    """The server's histogram of gaps and the stamps at our socket disagree."""
+    return Notice(
+        "gaps-differ",
+        "warning",
+        f"The server's own clock says {own_ms:.1f} ms between tokens in the mean, and from outside it was "
+        f"{seen_ms:.1f} ms.",
+        "Measure nearer to the server: a proxy that gathers events, or a network, lies in between.",
+    )
+
+
 def margin_is_wider(budget: int, asked: int, decodes: int, step_ms: float, largest: int) -> Notice:
     """A steady load leaves the objective more room than the worst step does."""
     return Notice(

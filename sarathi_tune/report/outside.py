@@ -28,6 +28,8 @@ def seen_facts(server: RunningServer) -> Iterator[tuple[str, str]]:
     if server.misfit is not None:
         basis = f"{server.full_steps:,} full steps of {server.prompts} prompts, off by {server.misfit:.1%} (median)"
         yield "budget from", basis
+    if server.own_gap_ms is not None and server.seen_gap_ms is not None:
+        yield "mean gap", f"{format_ms(server.own_gap_ms)} by the server's clock, {format_ms(server.seen_gap_ms)} here"
     if server.client_lag_p99_ms is not None:
         yield "client", f"at most {format_ms(server.client_lag_p99_ms)} late (p99)"
 

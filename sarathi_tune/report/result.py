@@ -216,7 +216,9 @@ class RunningServer:
     `full_steps` full steps; `misfit` the median relative error of the explanation.
 
     `step_ms`: a full step beside the decodes of the question. `ttft_ms` and `ttft_advised_ms`: of a prompt of
-    `prompt_tokens` that has every chunk for itself, now and with the advised budget.
+    `prompt_tokens` that has every chunk for itself, now and with the advised budget. `own_gap_ms` and `seen_gap_ms`:
+    the mean gap between tokens while it was measured, by the server's own histogram (None: it has none) and from
+    outside.
     """
 
     url: str
@@ -234,6 +236,8 @@ class RunningServer:
     decode_steps: tuple[DecodeStep, ...] = ()
     client_lag_p99_ms: float | None = None
     has_metrics: bool = False
+    own_gap_ms: float | None = None
+    seen_gap_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

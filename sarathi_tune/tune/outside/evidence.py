@@ -13,6 +13,10 @@ _SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _STEP_TOKENS = "vllm:iteration_tokens_total"
 _PROMPT_TOKENS = "vllm:prompt_tokens_total"
+#: The histogram of gaps between tokens, and its older name.
+_GAPS = ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds")
+#: The mean gap by the server's clock and by ours: a larger difference is told.
+_GAPS_DIFFER = 0.05
 #: Prompt tokens of others that are more than rounding, and those that spoil a measurement.
 TOLD_SHARE, SPOILING_SHARE = 0.01, 0.05
 
@@ -83,8 +87,20 @@ def others_share(before: Exposition, after: Exposition, sent: Sent) -> float | N
     return max(0.0, 1.0 - sent.prompt_tokens / (counts[1] - counts[0]))
 
 
-def evidence(before: Exposition, after: Exposition, sent: Sent, running: RunningBudget | None) -> tuple[Notice, ...]:
-    """Where the server's own counts speak against what was inferred, or say what spoiled it."""
+def own_gap_ms(before: Exposition, after: Exposition) -> float | None:
+    """The mean gap between tokens by the server's own clock, in ms; None where the server doesn't say."""
+    for name in _GAPS:
+        count = _rise(before, after, f"{name}_count")
+        if count:
+            return 1e3 * _rise(before, after, f"{name}_sum") / count
+    return None
+
+
+def evidence(
+    before: Exposition, after: Exposition, sent: Sent, running: RunningBudget | None, seen_gap_ms: float | None = None
+) -> tuple[Notice, ...]:
+    """Where the server's own counts speak against what was inferred, or say what spoiled it. `seen_gap_ms`: the mean
+    gap between tokens from outside."""
     found: list[Notice] = []
     busy = sum(before.value(f"vllm:num_requests_{kind}") or 0.0 for kind in ("running", "waiting"))
     share = others_share(before, after, sent)
@@ -100,6 +116,10 @@ def evidence(before: Exposition, after: Exposition, sent: Sent, running: Running
         too_large = _unexplained_steps(before, after, sent, running)
         if too_large is not None:
             found.append(notices.steps_above_budget(running.budget, *too_large))
+    own_ms = own_gap_ms(before, after)
+    is_ours = not busy and (share is None or share <= TOLD_SHARE)
+    if is_ours and own_ms and seen_gap_ms and abs(seen_gap_ms / own_ms - 1.0) > _GAPS_DIFFER:
+        found.append(notices.gaps_differ(own_ms, seen_gap_ms))
     return tuple(found)
 
 

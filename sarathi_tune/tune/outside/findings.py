@@ -24,7 +24,14 @@ from sarathi_tune.report.build import derived_result
 from sarathi_tune.report.result import DecodeStep, Neighbour, PromptAlone, Result, RunningServer
 from sarathi_tune.stats import median, quantile
 from sarathi_tune.stepmodel.fit import StepModel, fit_step_model
-from sarathi_tune.tune.outside.evidence import SPOILING_SHARE, Exposition, Sent, evidence, others_share
+from sarathi_tune.tune.outside.evidence import (
+    SPOILING_SHARE,
+    Exposition,
+    Sent,
+    evidence,
+    others_share,
+    own_gap_ms,
+)
 from sarathi_tune.tune.outside.margin import margin
 from sarathi_tune.tune.outside.plan import Question
 from sarathi_tune.tune.outside.rows import FULL, profile_rows, repeat_noise, rounded_context
@@ -133,7 +140,8 @@ def _budget_question(
 
 
 def _notices(observation: Observation, timelines: Sequence[Timeline], running: RunningBudget | None) -> list[Notice]:
-    found = list(evidence(observation.before, observation.after, observation.sent, running))
+    seen_ms = _seen_gap_ms(observation)
+    found = list(evidence(observation.before, observation.after, observation.sent, running, seen_ms))
     if running is not None and running.is_bound:
         largest = max(item.num_tokens for line in timelines for item in line.injections)
         found.append(budget_only_bounded(running.budget, largest))
@@ -217,7 +225,16 @@ def _server(
         decode_steps=_decode_steps(timelines),
         client_lag_p99_ms=_lag_ms(observation),
         has_metrics=bool(observation.after.values),
+        own_gap_ms=own_gap_ms(observation.before, observation.after),
+        seen_gap_ms=_seen_gap_ms(observation),
     )
+
+
+def _seen_gap_ms(observation: Observation) -> float | None:
+    """The mean gap between the tokens of all streams, beside prompts and alone."""
+    stamps = [stream.token_s for scene in observation.seen.scenes for stream in scene.streams if stream.token_s]
+    gaps = sum(len(token_s) - 1 for token_s in stamps)
+    return 1e3 * sum(token_s[-1] - token_s[0] for token_s in stamps) / gaps if gaps else None
 
 
 def _alone(observation: Observation) -> tuple[PromptAlone, ...]:

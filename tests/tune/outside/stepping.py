@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -29,6 +30,7 @@ class Running:
     asked: int
     computed: int = 0
     output: int = 0
+    last_s: float = 0.0
     is_gone: bool = False
     events: asyncio.Queue[int] = field(default_factory=asyncio.Queue)
 
@@ -37,7 +39,7 @@ class Running:
 class SteppingServer:
     """The schedule: decodes first, then prompts, first come first served, never more than `budget` tokens in a step,
     `max_num_seqs` requests, and answers of `most_tokens`. `others` prompt tokens for each of ours are booked for
-    somebody else."""
+    somebody else. Its clock books each gap `clock` times."""
 
     budget: int
     step_s: float = 0.004
@@ -46,6 +48,9 @@ class SteppingServer:
     max_model_len: int = 2048
     has_metrics: bool = True
     others: float = 0.0
+    clock: float = 1.0
+    gaps: int = 0
+    gaps_s: float = 0.0
     tokens_per_event: int = 1
     most_tokens: int = 1 << 20
     running: list[Running] = field(default_factory=list)
@@ -109,6 +114,11 @@ class SteppingServer:
             return
         if was_prompt:
             self.prompt_tokens += request.prompt * (1 + self.others)
+        now_s = time.perf_counter()
+        if request.output:
+            self.gaps += 1
+            self.gaps_s += self.clock * (now_s - request.last_s)
+        request.last_s = now_s
         request.output += self.tokens_per_event
         request.events.put_nowait(min(request.output, request.asked))
         if request.output >= request.asked:
@@ -119,6 +129,8 @@ class SteppingServer:
         return (
             f'vllm:num_requests_running{{engine="0"}} {float(alive)}\n'
             f'vllm:prompt_tokens_total{{engine="0"}} {self.prompt_tokens}\n'
+            f'vllm:inter_token_latency_seconds_sum{{engine="0"}} {self.gaps_s}\n'
+            f'vllm:inter_token_latency_seconds_count{{engine="0"}} {float(self.gaps)}\n'
         )
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sarathi_tune.tune.outside.evidence import Exposition, Sent, evidence, others_share, read_exposition
+from sarathi_tune.tune.outside.evidence import Exposition, Sent, evidence, others_share, own_gap_ms, read_exposition
 from sarathi_tune.tune.outside.running import RunningBudget
 
 TEXT = """# HELP vllm:num_requests_running Number of requests in model execution batches.
@@ -78,6 +78,26 @@ def test_preemptions_and_cache_hits_are_told() -> None:
     assert [notice.code for notice in found] == ["server-preempted", "prefix-cache-hits"]
     assert "2 times" in found[0].cause
     assert "64 prompt tokens" in found[1].cause
+
+
+@pytest.mark.parametrize("name", ["inter_token_latency_seconds", "time_per_output_token_seconds"])
+def test_the_mean_gap_is_that_of_the_servers_histogram(name: str) -> None:
+    before = with_values(**{f"{name}_sum": 1.0, f"{name}_count": 10})
+    after = with_values(**{f"{name}_sum": 3.0, f"{name}_count": 60})
+    assert own_gap_ms(before, after) == pytest.approx(2000 / 50)
+    assert own_gap_ms(before, before) is None
+    assert evidence(before, after, Sent(0), None, 41.9) == ()
+    (notice,) = evidence(before, after, Sent(0), None, 42.1)
+    assert notice.code == "gaps-differ"
+    assert "40.0 ms between tokens in the mean, and from outside it was 42.1 ms" in notice.cause
+
+
+def test_gaps_that_are_not_ours_alone_are_no_evidence() -> None:
+    before = with_values(prompt_tokens_total=0)
+    after = with_values(
+        prompt_tokens_total=1000, inter_token_latency_seconds_sum=2.0, inter_token_latency_seconds_count=50
+    )
+    assert [notice.code for notice in evidence(before, after, Sent(500), None, 80.0)] == ["server-has-others"]
 
 
 def test_a_whole_prompt_booked_on_its_last_step_is_no_contradiction() -> None:

@@ -38,6 +38,8 @@ def test_a_known_schedule_is_inferred(budget: int, tmp_path: Path) -> None:
     assert server["is_lower_bound"] is False
     assert server["budget_tokens"] == pytest.approx(budget, rel=0.15)
     assert server["has_metrics"] is True
+    assert server["own_gap_ms"] > 4
+    assert server["seen_gap_ms"] == pytest.approx(server["own_gap_ms"], rel=0.05)
     prompts = [tuple(seen.body["prompt"]) for seen in log.requests if seen.path == "/v1/completions"]
     long = [prompt for prompt in prompts if len(prompt) > 16]
     assert len({prompt[:16] for prompt in long}) == len(long), "no two prompts begin alike"
@@ -55,6 +57,12 @@ def test_a_server_without_metrics_that_runs_fewer_than_asked(tmp_path: Path) -> 
     assert found["server"]["budget_tokens"] == pytest.approx(128, rel=0.15)
     assert found["advice"]["max_num_seqs"] == 5
     assert "server-runs-fewer" in {notice["code"] for notice in found["notices"]}
+
+
+def test_a_server_whose_clock_disagrees_is_told(tmp_path: Path) -> None:
+    with stepping(SteppingServer(128, clock=0.5)) as (url, _):
+        ended = tune(url, tmp_path, "--json", "-")
+    assert "gaps-differ" in {notice["code"] for notice in document_of(ended)["notices"]}
 
 
 def test_prompts_of_others_make_it_inconclusive(tmp_path: Path) -> None:
