@@ -35,6 +35,8 @@ from typing import Any
 
 PACE_PER_S = 20.0
 FLOOD_BATCH = 16
+#: No client takes less than this for an event, in microseconds.
+_LEAST_US = 0.1
 
 
 # -- the server
@@ -276,14 +278,15 @@ def row(name: str, mode: str, url: str, options: argparse.Namespace, scratch: Pa
 
 
 def middle(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """One row for several rounds, and how far they lay apart."""
+    """One row for several rounds, and how far they lay apart. Where the two runs of a round differ by less CPU time
+    than a client's start does from one time to the next, an event's share is unknown (None): more events tell it."""
     times = sorted(row["us_per_event"] for row in rows)
     time_us = statistics.median(times)
     return rows[0] | {
         "events": min(row["events"] for row in rows),
         "events_per_s": statistics.median(row["events_per_s"] for row in rows),
-        "events_per_cpu_s": 1e6 / time_us,
-        "us_per_event": time_us,
+        "events_per_cpu_s": 1e6 / time_us if time_us > _LEAST_US else None,
+        "us_per_event": time_us if time_us > _LEAST_US else None,
         "us_per_event_range": [times[0], times[-1]],
     }
 
@@ -312,9 +315,11 @@ def main(arguments: Sequence[str]) -> None:
         for found in chain.from_iterable(measure(mode, options, Path(folder)) for mode in options.modes.split(",")):
             rows.append(found)
             lowest, highest = found["us_per_event_range"]
+            time_us = found["us_per_event"]
+            cost = "? | ?" if time_us is None else f"{found['events_per_cpu_s']:,.0f} | {time_us:.1f} µs"
             print(
                 f"| {found['mode']} | {found['client']} | {found['events']:,} ({found['asked']:,}) | "
-                f"{found['events_per_s']:,.0f} | {found['events_per_cpu_s']:,.0f} | {found['us_per_event']:.1f} µs | "
+                f"{found['events_per_s']:,.0f} | {cost} | "
                 f"{lowest:.1f} to {highest:.1f} |",
                 flush=True,
             )

@@ -203,6 +203,30 @@ def parse_reserves(overhead: str | None, headroom: str | None) -> dict[str, Any]
     )
 
 
+def parse_shared(
+    reserves: tuple[str | None, str | None],
+    subject: tuple[str | None, str | None],
+    load: tuple[str | None, str | None, str | None],
+    time_limit: str | None,
+    seed: str | None,
+    out: str | None,
+) -> dict[str, Any]:
+    """What the main job asks here and of a live server alike, by the configuration's names, as far as given: (overhead,
+    headroom), (model, workload), (max_num_seqs, context, prefix), and so on."""
+    model, workload = subject
+    max_num_seqs, context, prefix = load
+    return parse_reserves(*reserves) | given(
+        model=model,
+        workload=workload,
+        max_num_seqs=parse_count(max_num_seqs, "--max-num-seqs"),
+        context_tokens=parse_token_count(context, "--context"),
+        prefix_tokens=parse_token_count(prefix, "--prefix", zero=True),
+        time_limit_s=parse_duration_ms(time_limit, "--time-limit") / 1e3 if time_limit is not None else None,
+        seed=parse_seed(seed),
+        out_dir=parse_path(out, "--out"),
+    )
+
+
 def parse_slo(itl: str | None, ttft: str | None, usage: str) -> Slo:
     """The objective. Raises UsageError when there is none, with `usage` as the example."""
     if itl is None:

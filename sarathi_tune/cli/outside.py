@@ -2,20 +2,11 @@
 
 from collections.abc import Mapping
 
-from sarathi_tune.cli.options import (
-    given,
-    parse_count,
-    parse_path,
-    parse_reserves,
-    parse_seed,
-    parse_slo,
-    parse_token_count,
-)
+from sarathi_tune.cli.options import parse_shared, parse_slo
 from sarathi_tune.cli.output import check_target, emit_result
 from sarathi_tune.cli.tune import command_line
 from sarathi_tune.config.outside import OutsideConfig
 from sarathi_tune.errors import ExitCode, UsageError
-from sarathi_tune.units import parse_duration_ms
 
 #: Flags of the main job that say how steps are computed here, or what is verified here.
 _MEANINGLESS = (
@@ -37,23 +28,11 @@ def build_config(
     """The flags as a configuration: (ITL, TTFT, overhead, headroom), (model, workload), (max_num_seqs, context,
     prefix), and so on. Raises UsageError for the first one that can't be used."""
     itl, ttft, overhead, headroom = objective
-    model, workload = subject
-    max_num_seqs, context, prefix = load
     return OutsideConfig(
         target=target,
         slo=parse_slo(itl, ttft, "sarathi-tune --target http://127.0.0.1:8000 --slo-itl 120ms."),
         command=command_line(),
-        **parse_reserves(overhead, headroom),
-        **given(
-            model=model,
-            workload=workload,
-            max_num_seqs=parse_count(max_num_seqs, "--max-num-seqs"),
-            context_tokens=parse_token_count(context, "--context"),
-            prefix_tokens=parse_token_count(prefix, "--prefix", zero=True),
-            time_limit_s=parse_duration_ms(time_limit, "--time-limit") / 1e3 if time_limit is not None else None,
-            seed=parse_seed(seed),
-            out_dir=parse_path(out, "--out"),
-        ),
+        **parse_shared((overhead, headroom), subject, load, time_limit, seed, out),
     )
 
 

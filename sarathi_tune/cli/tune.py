@@ -4,21 +4,10 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from sarathi_tune.cli.options import (
-    given,
-    parse_count,
-    parse_device,
-    parse_path,
-    parse_rate,
-    parse_reserves,
-    parse_seed,
-    parse_slo,
-    parse_token_count,
-)
+from sarathi_tune.cli.options import given, parse_device, parse_rate, parse_shared, parse_slo, parse_token_count
 from sarathi_tune.cli.output import check_target, emit_result
 from sarathi_tune.config.run import DeviceConfig, SchedulingConfig, TuneConfig
 from sarathi_tune.errors import ExitCode
-from sarathi_tune.units import parse_duration_ms
 
 __all__ = ["build_config", "check", "command_line", "parse_device", "tune"]
 
@@ -40,7 +29,6 @@ def build_config(
     """The flags of the main job as a configuration: (ITL, TTFT, overhead, headroom), (model, workload), (max_num_seqs,
     context, prefix, rate), and so on. Raises UsageError for the first one that can't be used."""
     itl, ttft, overhead, headroom = objective
-    model, workload = subject
     max_num_seqs, context, prefix, rate = load
     return TuneConfig(
         slo=parse_slo(itl, ttft, "sarathi-tune --slo-itl 20ms (or sarathi-tune --help)."),
@@ -49,19 +37,8 @@ def build_config(
         verify=verify,
         resume=resume,
         command=command_line(),
-        **parse_reserves(overhead, headroom),
-        **given(
-            model=model,
-            workload=workload,
-            max_num_seqs=parse_count(max_num_seqs, "--max-num-seqs"),
-            context_tokens=parse_token_count(context, "--context"),
-            prefix_tokens=parse_token_count(prefix, "--prefix", zero=True),
-            rate_per_s=parse_rate(rate),
-            budget_tokens=parse_token_count(budget, "--budget"),
-            time_limit_s=parse_duration_ms(time_limit, "--time-limit") / 1e3 if time_limit is not None else None,
-            seed=parse_seed(seed),
-            out_dir=parse_path(out, "--out"),
-        ),
+        **parse_shared((overhead, headroom), subject, (max_num_seqs, context, prefix), time_limit, seed, out),
+        **given(rate_per_s=parse_rate(rate), budget_tokens=parse_token_count(budget, "--budget")),
     )
 
 

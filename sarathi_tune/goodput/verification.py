@@ -35,18 +35,16 @@ class VerificationPlan:
 
 
 def plan_verification(
-    capacity_per_s: float,
+    rate_per_s: float,
     workload: Workload,
     *,
     seconds: float = 20.0,
     max_seconds: float = 40.0,
-    share: float = VERIFY_SHARE,
     min_requests: int = MIN_REQUESTS,
 ) -> VerificationPlan:
-    """A run at `share` of the predicted capacity, `seconds` long: longer, up to `max_seconds`, when it would hold fewer
-    than `min_requests`; a notice when even that is too short."""
-    assert capacity_per_s > 0, "a capacity of nothing can't be verified"
-    rate_per_s = share * capacity_per_s
+    """A run at this rate, `seconds` long: longer, up to `max_seconds`, when it would hold fewer than `min_requests`; a
+    notice when even that is too short."""
+    assert rate_per_s > 0, "a run without requests shows nothing"
     window_s = min(max(seconds, min_requests / rate_per_s), max(seconds, max_seconds))
     num_requests = max(1, round(rate_per_s * window_s))
     notices: Sequence[Notice] = ()

@@ -98,7 +98,7 @@ def working_rate(played: Scenario, capacity_per_s: float | None, budget_tokens: 
 
 
 def _queues_up(played: Scenario, budget_tokens: int, rate_per_s: float, window_s: float) -> bool:
-    plan = plan_verification(rate_per_s, played.workload, seconds=window_s, max_seconds=2 * window_s, share=1.0)
+    plan = plan_verification(rate_per_s, played.workload, seconds=window_s, max_seconds=2 * window_s)
     limit = played.config.max_model_len
     requests, _ = plan.requests(played.workload, played.seed, vocab_size=None, max_model_len=limit)
     cell = predict_requests(played, budget_tokens, requests, plan.window_s)

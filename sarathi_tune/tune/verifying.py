@@ -57,7 +57,7 @@ def verify(job: Job, played: Scenario, profile: Profile, trial: Trial, ui: Ui) -
         ui.note(f"{trial.budget_tokens:,} tokens at {trial.rate_per_s:.3g} req/s was verified before.")
         return saved
     plan = plan_verification(
-        trial.rate_per_s, job.settings.workload, seconds=trial.seconds, max_seconds=2 * trial.seconds, share=1.0
+        trial.rate_per_s, job.settings.workload, seconds=trial.seconds, max_seconds=2 * trial.seconds
     )
     started_s = time.perf_counter()
     requests, _ = plan.requests(

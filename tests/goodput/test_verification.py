@@ -6,8 +6,8 @@ from sarathi_tune.goodput.verification import plan_verification
 from sarathi_tune.workload.load import load_workload
 
 
-def test_a_run_at_a_comfortable_capacity_takes_the_time_asked() -> None:
-    plan = plan_verification(5.0, load_workload("fixed:100:33"), seconds=20)
+def test_a_comfortable_rate_takes_the_time_asked() -> None:
+    plan = plan_verification(4.0, load_workload("fixed:100:33"), seconds=20)
     assert plan.rate_per_s == pytest.approx(4.0)
     assert plan.window_s == pytest.approx(20)
     assert plan.num_requests == 80
@@ -15,13 +15,13 @@ def test_a_run_at_a_comfortable_capacity_takes_the_time_asked() -> None:
     assert plan.notices == ()
 
 
-def test_a_low_capacity_makes_the_run_longer() -> None:
-    plan = plan_verification(0.5, load_workload("fixed:100:33"), seconds=20, max_seconds=60, min_requests=12)
+def test_a_low_rate_makes_the_run_longer() -> None:
+    plan = plan_verification(0.4, load_workload("fixed:100:33"), seconds=20, max_seconds=60, min_requests=12)
     assert plan.window_s == pytest.approx(30)
     assert plan.num_requests == 12
 
 
-def test_a_very_low_capacity_is_said() -> None:
+def test_a_very_low_rate_is_said() -> None:
     plan = plan_verification(0.01, load_workload("fixed:100:33"), seconds=20, max_seconds=60)
     assert plan.num_requests == 1
     assert [notice.code for notice in plan.notices] == ["short-verification"]

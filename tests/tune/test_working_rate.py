@@ -20,7 +20,7 @@ def scenario() -> Scenario:
 
 
 def waiting_ms(played: Scenario, rate_per_s: float) -> float:
-    plan = plan_verification(rate_per_s, played.workload, seconds=WINDOW_S, max_seconds=2 * WINDOW_S, share=1.0)
+    plan = plan_verification(rate_per_s, played.workload, seconds=WINDOW_S, max_seconds=2 * WINDOW_S)
     requests, _ = plan.requests(
         played.workload, played.seed, vocab_size=None, max_model_len=played.config.max_model_len
     )
