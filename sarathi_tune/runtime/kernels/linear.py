@@ -18,10 +18,19 @@ from sarathi_tune.runtime.kernels.availability import KERNEL_LANES as LANES
 from sarathi_tune.runtime.kernels.intrinsics import widen
 from sarathi_tune.runtime.kernels.options import OPTIONS
 from sarathi_tune.runtime.kernels.parallel import parallel_for
-from sarathi_tune.runtime.kernels.tiles import TILE_ROWS, TILE_VECTORS, product_tile, silu_mul_vectors
+from sarathi_tune.runtime.kernels.tiles import (
+    LINE_ELEMENTS,
+    TILE_ROWS,
+    TILE_VECTORS,
+    fetch_lines,
+    product_tile,
+    silu_mul_vectors,
+)
 
 #: Rows that are dealt out to threads together where there are more; a multiple of TILE_ROWS.
 BLOCK_ROWS = 16 * TILE_ROWS
+#: From so many tiles of rows on, the first of them would wait for weights: those of the next columns are fetched ahead.
+FETCHING_TILES = 8
 
 _TILE_COLUMNS = TILE_VECTORS * LANES
 _f32 = np.float32
@@ -59,6 +68,15 @@ def _place(item, end, num_rows, num_vectors, unit):
 
 
 @numba.njit(**OPTIONS)
+def _lines_per_tile(num_rows, inputs, vectors):
+    """Cache lines of the next columns' weights to ask for with each tile of rows, so that they are there when their
+    turn comes; none with few tiles, which read weights at the rate of the memory anyway."""
+    num_tiles = (num_rows + TILE_ROWS - 1) // TILE_ROWS
+    num_lines = vectors * LANES * inputs // LINE_ELEMENTS
+    return (num_lines + num_tiles - 1) // num_tiles if num_tiles >= FETCHING_TILES else 0
+
+
+@numba.njit(**OPTIONS)
 def _apply_items(begin, end, x, packed, bias, residual, out):
     num_rows, inputs = x.shape
     columns = out.shape[1]
@@ -71,8 +89,11 @@ def _apply_items(begin, end, x, packed, bias, residual, out):
         first_vector, first_row, vectors, taken = _place(item, end, num_rows, packed.shape[0], 1)
         item += taken
         first, stop = first_vector * LANES, min(first_row + BLOCK_ROWS, num_rows)
+        lines = _lines_per_tile(num_rows, inputs, vectors)
+        ahead = (first + vectors * LANES) * inputs
         for row in range(first_row, stop, TILE_ROWS):
             rows, at, out_at = min(TILE_ROWS, stop - row), row * inputs, row * columns + first
+            fetch_lines(flat_weights, ahead + row // TILE_ROWS * lines * LINE_ELEMENTS, lines)
             if has_bias or has_residual:
                 for r in range(rows):
                     for c in range(vectors * LANES):
@@ -130,12 +151,15 @@ def _apply_gated_items(begin, end, x, packed, bias, out):
         first_vector, first_row, vectors, taken = _place(item, end, num_rows, packed.shape[0], 2)
         item += taken
         first, stop = first_vector * LANES, min(first_row + BLOCK_ROWS, num_rows)
+        lines = _lines_per_tile(num_rows, inputs, vectors)
+        ahead = (first + vectors * LANES) * inputs
         if has_bias:
             for r in range(TILE_ROWS):
                 for c in range(vectors * LANES):
                     start[r * _TILE_COLUMNS + c] = widen(bias[first + c])
         for row in range(first_row, stop, TILE_ROWS):
             rows, at = min(TILE_ROWS, stop - row), row * inputs
+            fetch_lines(flat_weights, ahead + row // TILE_ROWS * lines * LINE_ELEMENTS, lines)
             if has_bias:
                 product_tile(
                     flat_x, at, inputs // 2, rows, flat_weights, first * inputs, vectors, start, tile, 0, _TILE_COLUMNS

@@ -29,6 +29,8 @@ llvmlite.binding.initialize_native_asmparser()  # for `_Tile`
 
 #: Rows and vectors of columns of a tile.
 TILE_ROWS, TILE_VECTORS = 6, 4
+#: Numbers in a cache line.
+LINE_ELEMENTS = 32
 
 
 def _score_tile(
@@ -174,10 +176,30 @@ def _silu_mul_vectors(_: Any, gate_up: Any, at: Any, num_vectors: Any, out: Any,
     return types.void(gate_up, types.int64, types.int64, out, types.int64), generate
 
 
+def _fetch_lines(_: Any, array: Any, at: Any, num_lines: Any) -> Any:
+    """Ask for cache lines of an array of uint16 from `at` on, to the second-level cache. What lies behind the array's
+    end does no harm: a prefetch never faults."""
+    del at, num_lines
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        byte_pointer = ir.PointerType(ir.IntType(8))
+        first = builder.gep(_data(context, builder, signature, arguments, 0), [arguments[1]])
+        function_type = ir.FunctionType(ir.VoidType(), [byte_pointer, *[ir.IntType(32)] * 3])
+        prefetch = cgutils.get_or_insert_function(builder.module, function_type, "llvm.prefetch.p0")
+        read, second_level, data = (ir.Constant(ir.IntType(32), value) for value in (0, 2, 1))
+        with cgutils.for_range(builder, arguments[2]) as loop:
+            line = builder.gep(first, [builder.mul(loop.index, number(LINE_ELEMENTS))])
+            builder.call(prefetch, (builder.bitcast(line, byte_pointer), read, second_level, data))
+        return context.get_dummy_value()
+
+    return types.void(array, types.int64, types.int64), generate
+
+
 score_tile: Any = intrinsic(prefer_literal=True)(_score_tile)
 value_tile: Any = intrinsic(prefer_literal=True)(_value_tile)
 product_tile: Any = intrinsic(_product_tile)
 silu_mul_vectors: Any = intrinsic(_silu_mul_vectors)
+fetch_lines: Any = intrinsic(_fetch_lines)
 
 
 @dataclass(frozen=True, slots=True)
