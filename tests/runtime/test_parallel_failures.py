@@ -155,6 +155,24 @@ def test_a_stopped_rank_is_taken_for_dead() -> None:
         runner.execute(PLAN)
 
 
+class _Finalised:
+    """Its finaliser, in which Python drops every exception, takes until the main thread has been interrupted in it."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.ranks = ranks
+
+    def __del__(self) -> None:
+        _wait_until(lambda: self.ranks._watch._raised is not None, LONGEST_S)
+
+
+def test_a_failure_that_is_found_during_a_finaliser() -> None:
+    ranks = _start()
+    with _ends_all(RankError, r"^Rank 1 of 2 was killed \(SIGKILL\)", ExitCode.TARGET_FAILED):
+        os.kill(ranks.process_ids[0], signal.SIGKILL)
+        _Finalised(ranks)
+        _wait_until(lambda: False, LONGEST_S)
+
+
 def test_ctrl_c_while_another_rank_computes() -> None:
     """Rank 0 waits inside a collective, where Python can't see the signal."""
     runner = ParallelRunner.build(_start("slow", Layout(1, 2)), SOURCE, OPTIONS)

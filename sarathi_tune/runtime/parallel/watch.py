@@ -17,7 +17,7 @@ from subprocess import Popen
 from types import FrameType
 from typing import IO, Any
 
-from sarathi_tune.errors import ExitCode, RankError
+from sarathi_tune.errors import ExitCode, RankError, SarathiTuneError
 from sarathi_tune.runtime.parallel.failure import ALL_ENDED, Failure, describe_death, describe_silence
 from sarathi_tune.runtime.parallel.place import PARENT_GONE
 from sarathi_tune.runtime.parallel.rendezvous import Board
@@ -80,6 +80,9 @@ class Watch:
         self._found = threading.Event()
         self._is_told = False
         self._is_stopped = False
+        #: What the signal handler raised last; and what of that never reached the main thread's code.
+        self._raised: SarathiTuneError | None = None
+        self._lost: SarathiTuneError | None = None
         self._stop, self._wake = socket.socketpair()
         self._signals: _Signals | None = None
         self._thread = threading.Thread(target=self._run, name="rank-watch", daemon=True)
@@ -95,12 +98,12 @@ class Watch:
         why."""
         if threading.current_thread() is threading.main_thread():
             numbers = (signal.SIGUSR1, signal.SIGTERM) if with_terminate else (signal.SIGUSR1,)
-            self._signals = _Signals(numbers, self._on_signal)
+            self._signals = _Signals(numbers, self._on_signal, self._notice_lost)
         self._thread.start()
 
     def stop(self) -> None:
         """End the watch; signals are as they were before."""
-        self._is_told = True
+        self._tell()
         if self._is_stopped:
             return
         self._is_stopped = True
@@ -113,13 +116,13 @@ class Watch:
     def raise_failure(self) -> None:
         """On the main thread: raise what was found, if anything was."""
         if self.failure is not None:
-            self._is_told = True
+            self._tell()
             self._release()
             raise self.failure.error()
 
     def explain(self, seconds: float) -> Failure | None:
         """Why a collective failed: waits so long for the watch to find it. The caller raises it."""
-        self._is_told = True
+        self._tell()
         if self._thread.is_alive():
             self._found.wait(seconds)
         return self.failure
@@ -153,6 +156,10 @@ class Watch:
         with contextlib.suppress(RuntimeError):  # the store is gone, and with it whoever needed it
             self._board.end()
 
+    def _tell(self) -> None:
+        """The main thread has the failure, or none is to be raised any more."""
+        self._is_told, self._lost = True, None
+
     def _run(self) -> None:
         last_beat_s, interrupted = 0.0, None
         while True:
@@ -160,6 +167,7 @@ class Watch:
             readable, _, _ = select.select([self._stop, *([signals] if signals else [])], [], [], LOOK_S)
             if self._stop in readable:
                 return
+            self._raise_lost_again()
             now_s = time.monotonic()
             if signals in readable and signals is not None and _ENDING.intersection(signals.recv(64)):
                 interrupted = (self.operation, now_s)
@@ -223,25 +231,51 @@ class Watch:
         """Whether the main thread has raised the failure in time. One that isn't inside an operation and can't be
         interrupted is at some work of its own, and meets the failure at its next step."""
         until_s = time.monotonic() + RELEASE_S
-        while not self._is_told and time.monotonic() < until_s:
+        while time.monotonic() < until_s:
+            was_told = self._is_told
             time.sleep(LOOK_S)
-        return self._is_told or (self._signals is None and self.operation % 2 == 0)
+            self._raise_lost_again()
+            if was_told and self._is_told:
+                return True
+        return self._signals is None and self.operation % 2 == 0
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        if not self._is_told:
-            self.raise_failure()
-        if number == signal.SIGTERM:
-            self._is_told = True
-            self._release()
-            raise RankError(
+        error, self._lost = self._lost, None
+        if error is None and self.failure is not None and not self._is_told:
+            error = self.failure.error()
+        if error is None and number == signal.SIGTERM:
+            error = RankError(
                 f"This run was told to end (SIGTERM): another rank ended, or the launcher was stopped. {ALL_ENDED}"
             )
+        if error is not None:
+            self._is_told, self._raised = True, error
+            raise error
+
+    def _notice_lost(self, error: BaseException | None) -> bool:
+        """On the main thread: Python drops an exception that comes up inside a finaliser or a callback of the garbage
+        collector, and a signal handler may run there. Whether it was ours that was dropped."""
+        if error is None or error is not self._raised:
+            return False
+        self._lost, self._raised, self._is_told = self._raised, None, False
+        return True
+
+    def _raise_lost_again(self) -> None:
+        if self._lost is not None and self._signals is not None:
+            self._signals.interrupt_main()
 
 
 class _Signals:
-    """How the watch gets at the main thread: a signal whose handler raises, and word of Ctrl-C while it can't run."""
+    """How the watch gets at the main thread: a signal whose handler raises, and word of Ctrl-C while it can't run.
 
-    def __init__(self, numbers: Sequence[int], handler: Callable[[int, FrameType | None], None]) -> None:
+    `notice_lost` is asked about every exception that Python drops; one that it takes for its own isn't reported.
+    """
+
+    def __init__(
+        self,
+        numbers: Sequence[int],
+        handler: Callable[[int, FrameType | None], None],
+        notice_lost: Callable[[BaseException | None], bool],
+    ) -> None:
         self.reader, self._writer = socket.socketpair()
         self.reader.setblocking(False)
         self._writer.setblocking(False)
@@ -250,6 +284,9 @@ class _Signals:
         for number in numbers:
             self._previous[number] = signal.signal(number, handler)
         self._previous_wakeup = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        self._notice_lost = notice_lost
+        self._previous_hook = sys.unraisablehook
+        sys.unraisablehook = self._on_unraisable
 
     def interrupt_main(self) -> None:
         """Run the handler on the main thread as soon as it runs Python code."""
@@ -261,10 +298,16 @@ class _Signals:
         if threading.current_thread() is not threading.main_thread():
             return
         signal.set_wakeup_fd(self._previous_wakeup)
+        if sys.unraisablehook == self._on_unraisable:
+            sys.unraisablehook = self._previous_hook
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         self.reader.close()
         self._writer.close()
+
+    def _on_unraisable(self, unraisable: "sys.UnraisableHookArgs") -> None:
+        if not self._notice_lost(unraisable.exc_value):
+            self._previous_hook(unraisable)
 
 
 def follow_rank_0(board: Board, rank: int) -> None:
