@@ -29,9 +29,9 @@ class Outcome:
     """What one scheduler made of the load. TTFT is that of the requests that arrive while others run.
 
     A gap is stalled when prefill tokens were computed in it. `largest_gap_steps`: engine steps between the two tokens
-    of the largest gap; `largest_gap_units`: its length over the median budgeted step; `largest_gap_p99_units`: over its
-    p99, which is what a largest of many gaps can be held to. `trace`: (seconds, ms) of the gaps, each once however many
-    requests saw it at that moment.
+    of the largest gap; `largest_gap_p99_units`: its length over the budgeted step's p99, which is what a budget is
+    derived from and what it promises; `largest_gap_units`: over its median. `trace`: (seconds, ms) of the gaps, each
+    once however many requests saw it at that moment.
     """
 
     requests: int
