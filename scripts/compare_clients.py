@@ -35,8 +35,8 @@ from typing import Any
 
 PACE_PER_S = 20.0
 FLOOD_BATCH = 16
-#: No client takes less than this for an event, in microseconds.
-_LEAST_US = 0.1
+#: No client takes less than this for an event, in microseconds: a smaller difference is noise.
+LEAST_EVENT_US = 0.1
 
 
 # -- the server
@@ -281,12 +281,13 @@ def middle(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """One row for several rounds, and how far they lay apart. Where the two runs of a round differ by less CPU time
     than a client's start does from one time to the next, an event's share is unknown (None): more events tell it."""
     times = sorted(row["us_per_event"] for row in rows)
-    time_us = statistics.median(times)
+    middle_us = statistics.median(times)
+    time_us = middle_us if middle_us > LEAST_EVENT_US else None
     return rows[0] | {
         "events": min(row["events"] for row in rows),
         "events_per_s": statistics.median(row["events_per_s"] for row in rows),
-        "events_per_cpu_s": 1e6 / time_us if time_us > _LEAST_US else None,
-        "us_per_event": time_us if time_us > _LEAST_US else None,
+        "events_per_cpu_s": 1e6 / time_us if time_us else None,
+        "us_per_event": time_us,
         "us_per_event_range": [times[0], times[-1]],
     }
 

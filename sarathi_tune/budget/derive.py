@@ -166,12 +166,7 @@ class _Desk:
         """The smallest SLO that leaves these decodes a useful chunk, in ms, rounded up to a microsecond."""
         steps = replace(self.steps, decodes=decodes)
         useful = steps.useful_chunk(self.question.min_chunk_tokens, self.question.min_useful_share)
-        return (
-            math.ceil(
-                (steps.worst_ms(useful) * (1.0 + self.question.headroom) + self.question.overhead_ms) * 1e3 + 1e-6
-            )
-            / 1e3
-        )
+        return self.question.smallest_slo_for_ms(steps.worst_ms(useful))
 
     def largest_batch(self) -> int | None:
         """The most decodes, fewer than asked for, that leave a useful chunk within the SLO; None if none do."""
@@ -232,13 +227,13 @@ class _Desk:
 
     @property
     def _left(self) -> str:
-        left = f"{format_ms(self.question.limit_ms)} that the SLO leaves"
-        return f"{left} with {100 * self.question.headroom:g} % headroom" if self.question.headroom else left
+        words = self.question.headroom_words
+        return f"{format_ms(self.question.limit_ms)} that the SLO leaves" + (f" with {words}" if words else "")
 
     @property
     def _limit(self) -> str:
-        limit = format_ms(self.question.limit_ms)
-        return f"{limit} ({100 * self.question.headroom:g} % headroom)" if self.question.headroom else limit
+        words = self.question.headroom_words
+        return format_ms(self.question.limit_ms) + (f" ({words})" if words else "")
 
     @property
     def _percentile(self) -> str:

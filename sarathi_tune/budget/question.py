@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -27,7 +28,7 @@ class BudgetQuestion:
     `slo_itl_ms` at `percentile`?
 
     `overhead_ms` is what a token gap has besides the step. `headroom` is the share by which steps may take longer than
-    while they were measured without breaking the SLO; see `usual_headroom`. `max_num_seqs` (default: `decodes`),
+    while they were measured without breaking the SLO; see `settled_headroom`. `max_num_seqs` (default: `decodes`),
     speculation, multimodal items and chunking enter through the engine's rules. `max_model_len` overrides the
     profile's. `default_budget` is the engine's, for comparison. `resamples` 0 leaves the interval out.
     """
@@ -78,10 +79,22 @@ class BudgetQuestion:
         """What a step may take while it is measured, so that it meets the SLO when it takes `headroom` longer."""
         return self.slo_step_ms / (1.0 + self.headroom)
 
+    def smallest_slo_for_ms(self, step_ms: float) -> float:
+        """The smallest SLO whose `limit_ms` is at least `step_ms`, rounded up to a microsecond."""
+        slo_ms = step_ms * (1.0 + self.headroom) + self.overhead_ms
+        return math.ceil(slo_ms * 1e3 + 1e-6) / 1e3
 
-def usual_headroom(profile: Profile) -> float:
-    """The headroom when nobody asks for another: `USUAL_HEADROOM`, or the noise of the profile where that is larger.
-    None for a profile that doesn't say its noise: written by hand, its times mean what they say."""
+    @property
+    def headroom_words(self) -> str:
+        """The headroom as a person says it, empty when there is none."""
+        return f"{100 * self.headroom:g} % headroom" if self.headroom else ""
+
+
+def settled_headroom(profile: Profile, asked: float | None = None) -> float:
+    """The headroom that was asked for; else `USUAL_HEADROOM`, or the noise of the profile where that is larger. None
+    for a profile that doesn't say its noise: written by hand, its times mean what they say."""
+    if asked is not None:
+        return asked
     return 0.0 if profile.noise is None else max(USUAL_HEADROOM, profile.noise)
 
 

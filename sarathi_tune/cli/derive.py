@@ -71,7 +71,7 @@ def _question(
 ) -> "BudgetQuestion":
     """What is asked: (decodes, context, prefix) as given, the largest that the profile holds for those that weren't,
     and a usual batch where it holds no decodes."""
-    from sarathi_tune.budget.question import BudgetQuestion, usual_headroom
+    from sarathi_tune.budget.question import BudgetQuestion, settled_headroom
 
     decodes, context, prefix = load
     shapes = [sample.shape for sample in profile.samples if sample.times_ms]
@@ -89,5 +89,5 @@ def _question(
         prefix=prefix,
         percentile=slo.percentile,
         seed=seed,
-        **({"headroom": usual_headroom(profile)} | reserves),
+        **(reserves | {"headroom": settled_headroom(profile, reserves.get("headroom"))}),
     )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Literal
 
-from sarathi_tune.budget.question import BudgetQuestion, usual_headroom
+from sarathi_tune.budget.question import BudgetQuestion, settled_headroom
 from sarathi_tune.budget.rules import VLLM_VERSION, EngineSettings, default_budget, smallest_legal_budget
 from sarathi_tune.config.parallel import check_layout
 from sarathi_tune.config.presets import resolve_model
@@ -121,7 +121,7 @@ def budget_question(config: TuneConfig, settings: Settings, profile: Profile, lo
         context=settings.context,
         prefix=settings.prefix,
         overhead_ms=config.overhead_ms + loop_ms,
-        headroom=usual_headroom(profile) if config.headroom is None else config.headroom,
+        headroom=settled_headroom(profile, config.headroom),
         max_model_len=settings.max_model_len,
         percentile=config.slo.percentile,
         default_budget=settings.control_budget,

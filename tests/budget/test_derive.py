@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sarathi_tune.budget.derive import BudgetQuestion, Derivation, derive
-from sarathi_tune.budget.question import usual_headroom
+from sarathi_tune.budget.question import settled_headroom
 from sarathi_tune.errors import UsageError
 from sarathi_tune.measure.profile import Profile, Sample
 from sarathi_tune.measure.shapes import Shape
@@ -220,10 +220,10 @@ def test_headroom_changes_no_neighbours_verdict() -> None:
     assert above.meets_slo
 
 
-def test_usual_headroom_is_that_of_a_measured_profile() -> None:
-    assert usual_headroom(Profile(samples=())) == 0.0
-    assert usual_headroom(Profile(samples=(), noise=0.01)) == 0.05
-    assert usual_headroom(Profile(samples=(), noise=0.08)) == 0.08
+def test_settled_headroom_is_that_of_a_measured_profile() -> None:
+    assert settled_headroom(Profile(samples=())) == 0.0
+    assert settled_headroom(Profile(samples=(), noise=0.01)) == 0.05
+    assert settled_headroom(Profile(samples=(), noise=0.08)) == 0.08
 
 
 def test_floor_of_max_num_seqs() -> None:

@@ -25,6 +25,7 @@ _I16 = ir.IntType(16)
 _I32 = ir.IntType(32)
 _I64 = ir.IntType(64)
 _VECTOR = ir.VectorType(_F32, LANES)
+_BYTE_POINTER = ir.PointerType(ir.IntType(8))
 #: Sums may be reordered and contracted to FMA; NaN and infinity keep their meaning.
 _FLAGS = ("reassoc", "contract", "nsz")
 
@@ -243,6 +244,8 @@ _REGISTERS = 16
 
 #: How far ahead keys and values are asked for; the arithmetic waits for memory otherwise. Best of 1 to 16 KiB, Zen 5.
 _PREFETCH_BYTES = 8192
+#: Into which caches a line is fetched, as LLVM's prefetch counts: all of them, or from the second level on.
+_FIRST_LEVEL, _SECOND_LEVEL = 3, 2
 
 
 def _head_blocks(group: int, parts: int) -> list[range]:
@@ -362,14 +365,17 @@ def _prefetch(builder: Any, pointer: Any, offset: int, count: int, ahead_bytes: 
     """Ask for the cache lines of `count` elements that are `ahead_bytes` ahead. Reading ahead of the last page is
     harmless: a prefetch never faults."""
     size = _element_bytes(pointer.type.pointee)
-    byte_pointer = ir.PointerType(ir.IntType(8))
-    first = builder.bitcast(builder.gep(pointer, [ir.Constant(_I64, offset)]), byte_pointer)
-    function_type = ir.FunctionType(ir.VoidType(), [byte_pointer, _I32, _I32, _I32])
-    prefetch = cgutils.get_or_insert_function(builder.module, function_type, "llvm.prefetch.p0")
-    read, keep, data = (ir.Constant(_I32, value) for value in (0, 3, 1))
+    first = builder.bitcast(builder.gep(pointer, [ir.Constant(_I64, offset)]), _BYTE_POINTER)
     for line in range(0, count * size, 64):
-        at = builder.gep(first, [ir.Constant(_I64, ahead_bytes + line)])
-        builder.call(prefetch, (at, read, keep, data))
+        _prefetch_line(builder, builder.gep(first, [ir.Constant(_I64, ahead_bytes + line)]), _FIRST_LEVEL)
+
+
+def _prefetch_line(builder: Any, pointer: Any, locality: int) -> None:
+    """Ask for the cache line at `pointer`, to be read soon. `locality`: LLVM's, `_FIRST_LEVEL` or `_SECOND_LEVEL`."""
+    function_type = ir.FunctionType(ir.VoidType(), [_BYTE_POINTER, _I32, _I32, _I32])
+    prefetch = cgutils.get_or_insert_function(builder.module, function_type, "llvm.prefetch.p0")
+    read, keep, data = (ir.Constant(_I32, value) for value in (0, locality, 1))
+    builder.call(prefetch, (builder.bitcast(pointer, _BYTE_POINTER), read, keep, data))
 
 
 def _element_bytes(element: Any) -> int:

@@ -68,12 +68,14 @@ def _place(item, end, num_rows, num_vectors, unit):
 
 
 @numba.njit(**OPTIONS)
-def _lines_per_tile(num_rows, inputs, vectors):
-    """Cache lines of the next columns' weights to ask for with each tile of rows, so that they are there when their
-    turn comes; none with few tiles, which read weights at the rate of the memory anyway."""
+def _fetch_next(weights, first_column, vectors, inputs, tile, num_rows):
+    """With each tile of rows, ask for its part of the weights of the columns behind these, so that they are there when
+    their turn comes; with few tiles not, which read weights at the rate of the memory anyway."""
     num_tiles = (num_rows + TILE_ROWS - 1) // TILE_ROWS
-    num_lines = vectors * LANES * inputs // LINE_ELEMENTS
-    return (num_lines + num_tiles - 1) // num_tiles if num_tiles >= FETCHING_TILES else 0
+    if num_tiles >= FETCHING_TILES:
+        num_lines = (vectors * LANES * inputs // LINE_ELEMENTS + num_tiles - 1) // num_tiles
+        behind = (first_column + vectors * LANES) * inputs
+        fetch_lines(weights, behind + tile * num_lines * LINE_ELEMENTS, num_lines)
 
 
 @numba.njit(**OPTIONS)
@@ -89,11 +91,9 @@ def _apply_items(begin, end, x, packed, bias, residual, out):
         first_vector, first_row, vectors, taken = _place(item, end, num_rows, packed.shape[0], 1)
         item += taken
         first, stop = first_vector * LANES, min(first_row + BLOCK_ROWS, num_rows)
-        lines = _lines_per_tile(num_rows, inputs, vectors)
-        ahead = (first + vectors * LANES) * inputs
         for row in range(first_row, stop, TILE_ROWS):
             rows, at, out_at = min(TILE_ROWS, stop - row), row * inputs, row * columns + first
-            fetch_lines(flat_weights, ahead + row // TILE_ROWS * lines * LINE_ELEMENTS, lines)
+            _fetch_next(flat_weights, first, vectors, inputs, row // TILE_ROWS, num_rows)
             if has_bias or has_residual:
                 for r in range(rows):
                     for c in range(vectors * LANES):
@@ -151,15 +151,13 @@ def _apply_gated_items(begin, end, x, packed, bias, out):
         first_vector, first_row, vectors, taken = _place(item, end, num_rows, packed.shape[0], 2)
         item += taken
         first, stop = first_vector * LANES, min(first_row + BLOCK_ROWS, num_rows)
-        lines = _lines_per_tile(num_rows, inputs, vectors)
-        ahead = (first + vectors * LANES) * inputs
         if has_bias:
             for r in range(TILE_ROWS):
                 for c in range(vectors * LANES):
                     start[r * _TILE_COLUMNS + c] = widen(bias[first + c])
         for row in range(first_row, stop, TILE_ROWS):
             rows, at = min(TILE_ROWS, stop - row), row * inputs
-            fetch_lines(flat_weights, ahead + row // TILE_ROWS * lines * LINE_ELEMENTS, lines)
+            _fetch_next(flat_weights, first, vectors, inputs, row // TILE_ROWS, num_rows)
             if has_bias:
                 product_tile(
                     flat_x, at, inputs // 2, rows, flat_weights, first * inputs, vectors, start, tile, 0, _TILE_COLUMNS

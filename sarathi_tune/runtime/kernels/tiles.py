@@ -23,7 +23,17 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 from sarathi_tune.runtime.kernels.bfloat16 import number, pair_pointer, put_rounded, scaled_power_of_two
-from sarathi_tune.runtime.kernels.intrinsics import _LOG2_E, _VECTOR, LANES, _data, _filled, _load, _nth_vector
+from sarathi_tune.runtime.kernels.intrinsics import (
+    _LOG2_E,
+    _SECOND_LEVEL,
+    _VECTOR,
+    LANES,
+    _data,
+    _filled,
+    _load,
+    _nth_vector,
+    _prefetch_line,
+)
 
 llvmlite.binding.initialize_native_asmparser()  # for `_Tile`
 
@@ -182,14 +192,10 @@ def _fetch_lines(_: Any, array: Any, at: Any, num_lines: Any) -> Any:
     del at, num_lines
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        byte_pointer = ir.PointerType(ir.IntType(8))
         first = builder.gep(_data(context, builder, signature, arguments, 0), [arguments[1]])
-        function_type = ir.FunctionType(ir.VoidType(), [byte_pointer, *[ir.IntType(32)] * 3])
-        prefetch = cgutils.get_or_insert_function(builder.module, function_type, "llvm.prefetch.p0")
-        read, second_level, data = (ir.Constant(ir.IntType(32), value) for value in (0, 2, 1))
         with cgutils.for_range(builder, arguments[2]) as loop:
             line = builder.gep(first, [builder.mul(loop.index, number(LINE_ELEMENTS))])
-            builder.call(prefetch, (builder.bitcast(line, byte_pointer), read, second_level, data))
+            _prefetch_line(builder, line, _SECOND_LEVEL)
         return context.get_dummy_value()
 
     return types.void(array, types.int64, types.int64), generate

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from sarathi_tune.budget.derive import derive
-from sarathi_tune.budget.question import BudgetQuestion, Derivation, usual_headroom
+from sarathi_tune.budget.question import BudgetQuestion, Derivation, settled_headroom
 from sarathi_tune.config.outside import OutsideConfig
 from sarathi_tune.config.run import DEFAULT_BUDGET_TOKENS
 from sarathi_tune.errors import TargetError
@@ -130,7 +130,7 @@ def _budget_question(
         context=question.context,
         prefix=question.prefix,
         overhead_ms=config.overhead_ms,
-        headroom=usual_headroom(profile) if config.headroom is None else config.headroom,
+        headroom=settled_headroom(profile, config.headroom),
         max_model_len=observation.facts.max_model_len,
         percentile=config.slo.percentile,
         reference_prompt_tokens=question.workload.quantile_prompt(0.5),
