@@ -18,7 +18,7 @@ from sarathi_tune.tune.outside.steps import find_steps, timeline
 #: Decode-only steps at the beginning of a scene.
 _PLAIN_STEPS = 30
 #: Prompts on the idle server are timed in so many rounds, of which the first warms up; short ones several times in
-#: each, because they cost little and every other one is set against them.
+#: each and beside the few, because they cost little and a delay of a millisecond is a large part of them.
 _ALONE_ROUNDS, _SHORT_TIMES = 3, 3
 #: The refining goes on until the ends of the budget's interval are this close, as long as this share of the time isn't
 #: over.
@@ -47,7 +47,7 @@ class Play:
         longest = plan.longest_prompt(self.limits, cost)
         # one place of the batch is left to the prompts
         few = max(1, min(plan.FEW, self.question.decodes - 1))
-        prompts = plan.in_turns(plan.ladder(longest), 1, self.config.seed)
+        prompts = plan.in_turns(_short_ones_again(plan.ladder(longest)), 1, self.config.seed)
         await self._scene("few", few, plan.SHORT_TOKENS, [(length,) for length in prompts], None)
         running = self._running()
         await self._full(cost, longest, running)
@@ -84,7 +84,7 @@ class Play:
             self.phase.describe(f"{tokens:,} alone")
             longest_ms = await self.observer.time_alone(tokens, keep=False)
             lengths.append(tokens)
-        each_round = [tokens for tokens in lengths for _ in range(_SHORT_TIMES if tokens <= plan.SHORT_TOKENS else 1)]
+        each_round = _short_ones_again(lengths)
         self._expect(len(lengths) - len(plan.ALONE_TOKENS) * _ALONE_ROUNDS + len(each_round) * (_ALONE_ROUNDS - 1))
         for tokens in each_round * (_ALONE_ROUNDS - 1):
             self.phase.describe(f"{tokens:,} alone")
@@ -160,3 +160,7 @@ class Play:
         """A decode step of the few."""
         scene = self.observer.scenes[-1]
         return median([step.duration_ms for step in find_steps(scene.streams)] or [0.0])
+
+
+def _short_ones_again(lengths: Sequence[int]) -> list[int]:
+    return [tokens for tokens in lengths for _ in range(_SHORT_TIMES if tokens <= plan.SHORT_TOKENS else 1)]
