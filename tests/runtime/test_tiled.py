@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from sarathi_tune.engine.plan import StepPlan
 from sarathi_tune.runtime.kernels.availability import has_bfloat16_dot
-from sarathi_tune.runtime.kernels.linear import BLOCK_ROWS
+from sarathi_tune.runtime.kernels.linear import COLUMNS_ONLY_ROWS
 from sarathi_tune.runtime.layers.elementwise import TorchElementwise
 from sarathi_tune.runtime.layers.linear import (
     ALL_ROWS,
@@ -28,7 +28,7 @@ from tests.runtime.conftest import PAGE_TOKENS, ReferenceMaker, chunk, decode, p
 needs_dot = pytest.mark.skipif(not has_bfloat16_dot(), reason="no AVX-512 bfloat16 dot product here")
 PACKED = LinearChoice(True, "packed", "")
 #: Single rows, a tile's and others, blocks of rows and what is left over.
-ROWS = (*range(1, 14), FEW_ROWS, BLOCK_ROWS, BLOCK_ROWS + 1, 2 * BLOCK_ROWS + 11)
+ROWS = (*range(1, 14), FEW_ROWS, COLUMNS_ONLY_ROWS, COLUMNS_ONLY_ROWS + 1, 2 * COLUMNS_ONLY_ROWS + 11)
 
 
 @pytest.fixture(params=[1, 2])

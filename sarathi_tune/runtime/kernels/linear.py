@@ -27,13 +27,12 @@ from sarathi_tune.runtime.kernels.tiles import (
     silu_mul_vectors,
 )
 
-#: Rows that are dealt out to threads together where there are more; a multiple of TILE_ROWS.
-BLOCK_ROWS = 16 * TILE_ROWS
+#: Above so many rows, threads share out columns and rows; up to there columns alone, which all rows pass by.
+COLUMNS_ONLY_ROWS = 16 * TILE_ROWS
 #: From so many tiles of rows on, the first of them would wait for weights: those of the next columns are fetched ahead.
 FETCHING_TILES = 8
 
 _TILE_COLUMNS = TILE_VECTORS * LANES
-_f32 = np.float32
 
 
 def pack_weight(weight: torch.Tensor) -> torch.Tensor:
@@ -50,32 +49,35 @@ def alternate(gate_up: torch.Tensor) -> torch.Tensor:
 
 @numba.njit(**OPTIONS)
 def _num_items(num_rows, num_vectors, unit):
-    """What the functions below are dealt out in: blocks of rows by the columns of a tile, or, where there is a single
-    block, vectors of columns, `unit` at a time."""
-    num_blocks = (num_rows + BLOCK_ROWS - 1) // BLOCK_ROWS
-    return (num_vectors + TILE_VECTORS - 1) // TILE_VECTORS * num_blocks if num_blocks > 1 else num_vectors // unit
+    """What the functions below are dealt out in: with many rows tiles, those of the same columns one behind the other;
+    otherwise vectors of columns, `unit` at a time."""
+    if num_rows > COLUMNS_ONLY_ROWS:
+        return (num_vectors + TILE_VECTORS - 1) // TILE_VECTORS * ((num_rows + TILE_ROWS - 1) // TILE_ROWS)
+    return num_vectors // unit
 
 
 @numba.njit(**OPTIONS)
 def _place(item, end, num_rows, num_vectors, unit):
-    """The first vector and row of an item, how many vectors, and how many items were taken."""
-    num_blocks = (num_rows + BLOCK_ROWS - 1) // BLOCK_ROWS
-    if num_blocks > 1:
-        first = item // num_blocks * TILE_VECTORS
-        return first, item % num_blocks * BLOCK_ROWS, min(TILE_VECTORS, num_vectors - first), 1
+    """The first vector, how many vectors, the first row and the one behind the last, and how many items were taken."""
+    if num_rows > COLUMNS_ONLY_ROWS:
+        num_tiles = (num_rows + TILE_ROWS - 1) // TILE_ROWS
+        first, tile = item // num_tiles * TILE_VECTORS, item % num_tiles
+        taken = min(num_tiles - tile, end - item)
+        stop = min((tile + taken) * TILE_ROWS, num_rows)
+        return first, min(TILE_VECTORS, num_vectors - first), tile * TILE_ROWS, stop, taken
     taken = min(TILE_VECTORS // unit, end - item)
-    return item * unit, 0, taken * unit, taken
+    return item * unit, taken * unit, 0, num_rows, taken
 
 
 @numba.njit(**OPTIONS)
-def _fetch_next(weights, first_column, vectors, inputs, tile, num_rows):
-    """With each tile of rows, ask for its part of the weights of the columns behind these, so that they are there when
-    their turn comes; with few tiles not, which read weights at the rate of the memory anyway."""
+def _fetching(first_vector, vectors, num_rows, inputs):
+    """Where the weights of the columns behind these begin, and how many cache lines of them to ask for with each tile
+    of rows, so that they are there when their turn comes; none with few tiles, which read weights at the rate of the
+    memory anyway."""
     num_tiles = (num_rows + TILE_ROWS - 1) // TILE_ROWS
-    if num_tiles >= FETCHING_TILES:
-        num_lines = (vectors * LANES * inputs // LINE_ELEMENTS + num_tiles - 1) // num_tiles
-        behind = (first_column + vectors * LANES) * inputs
-        fetch_lines(weights, behind + tile * num_lines * LINE_ELEMENTS, num_lines)
+    num_lines = vectors * LANES * inputs // LINE_ELEMENTS
+    behind = (first_vector + vectors) * LANES * inputs
+    return behind, (num_lines + num_tiles - 1) // num_tiles if num_tiles >= FETCHING_TILES else 0
 
 
 @numba.njit(**OPTIONS)
@@ -88,19 +90,26 @@ def _apply_items(begin, end, x, packed, bias, residual, out):
     has_bias, has_residual = bias.shape[0] > 0, residual.shape[0] > 0
     item = begin
     while item < end:
-        first_vector, first_row, vectors, taken = _place(item, end, num_rows, packed.shape[0], 1)
+        first_vector, vectors, first_row, stop, taken = _place(item, end, num_rows, packed.shape[0], 1)
         item += taken
-        first, stop = first_vector * LANES, min(first_row + BLOCK_ROWS, num_rows)
+        first = first_vector * LANES
+        behind, lines = _fetching(first_vector, vectors, num_rows, inputs)
         for row in range(first_row, stop, TILE_ROWS):
             rows, at, out_at = min(TILE_ROWS, stop - row), row * inputs, row * columns + first
-            _fetch_next(flat_weights, first, vectors, inputs, row // TILE_ROWS, num_rows)
+            fetch_lines(flat_weights, behind + row // TILE_ROWS * lines * LINE_ELEMENTS, lines)
             if has_bias or has_residual:
                 for r in range(rows):
-                    for c in range(vectors * LANES):
-                        start[r * _TILE_COLUMNS + c] = widen(bias[first + c]) if has_bias else _f32(0)
-                    if has_residual:
+                    if not has_residual:
                         for c in range(vectors * LANES):
-                            start[r * _TILE_COLUMNS + c] += widen(flat_residual[out_at + r * columns + c])
+                            start[r * _TILE_COLUMNS + c] = widen(bias[first + c])
+                    elif not has_bias:
+                        for c in range(vectors * LANES):
+                            start[r * _TILE_COLUMNS + c] = widen(flat_residual[out_at + r * columns + c])
+                    else:
+                        for c in range(vectors * LANES):
+                            start[r * _TILE_COLUMNS + c] = widen(bias[first + c]) + widen(
+                                flat_residual[out_at + r * columns + c]
+                            )
                 product_tile(
                     flat_x,
                     at,
@@ -148,16 +157,17 @@ def _apply_gated_items(begin, end, x, packed, bias, out):
     has_bias = bias.shape[0] > 0
     item = begin
     while item < end:
-        first_vector, first_row, vectors, taken = _place(item, end, num_rows, packed.shape[0], 2)
+        first_vector, vectors, first_row, stop, taken = _place(item, end, num_rows, packed.shape[0], 2)
         item += taken
-        first, stop = first_vector * LANES, min(first_row + BLOCK_ROWS, num_rows)
+        first = first_vector * LANES
+        behind, lines = _fetching(first_vector, vectors, num_rows, inputs)
         if has_bias:
             for r in range(TILE_ROWS):
                 for c in range(vectors * LANES):
                     start[r * _TILE_COLUMNS + c] = widen(bias[first + c])
         for row in range(first_row, stop, TILE_ROWS):
             rows, at = min(TILE_ROWS, stop - row), row * inputs
-            _fetch_next(flat_weights, first, vectors, inputs, row // TILE_ROWS, num_rows)
+            fetch_lines(flat_weights, behind + row // TILE_ROWS * lines * LINE_ELEMENTS, lines)
             if has_bias:
                 product_tile(
                     flat_x, at, inputs // 2, rows, flat_weights, first * inputs, vectors, start, tile, 0, _TILE_COLUMNS
