@@ -11,7 +11,7 @@ def running_now(result: Result) -> str | None:
     server = result.server
     if server is None:
         return None
-    if server.budget_tokens is None or result.advice.verdict == "inconclusive":
+    if server.budget_tokens is None or server.is_doubted:
         return "Which budget the server runs with can't be told."
     return f"It runs with {_budget(server)}{_price(server)}.{_change(result, server)}"
 

@@ -218,7 +218,7 @@ class RunningServer:
     `step_ms`: a full step beside the decodes of the question. `ttft_ms` and `ttft_advised_ms`: of a prompt of
     `prompt_tokens` that has every chunk for itself, now and with the advised budget. `own_gap_ms` and `seen_gap_ms`:
     the mean gap between tokens while it was measured, by the server's own histogram (None: it has none) and from
-    outside.
+    outside. `is_doubted`: something spoiled what was seen, and neither steps nor the budget can be trusted.
     """
 
     url: str
@@ -238,6 +238,7 @@ class RunningServer:
     has_metrics: bool = False
     own_gap_ms: float | None = None
     seen_gap_ms: float | None = None
+    is_doubted: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,7 +92,8 @@ def conclude(config: OutsideConfig, observation: Observation) -> tuple[Profile, 
     advice = replace(result.advice, neighbours=_named(result.advice.neighbours, running))
     objective = replace(result.objective, ttft_ms=config.slo.ttft_ms)
     result = replace(result, advice=advice, objective=objective, workload=observation.question.workload.as_dict())
-    return profile, replace(result, server=_server(observation, timelines, running, model, question, derivation))
+    server = _server(observation, timelines, running, model, question, derivation)
+    return profile, replace(result, server=replace(server, is_doubted=doubt is not None))
 
 
 def _profile(

@@ -1,5 +1,6 @@
 """Profile, advice and doubts, from scenes of a virtual server whose costs are known."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,7 @@ from sarathi_tune.config.slo import Slo
 from sarathi_tune.loadgen.http.openai import Dialect
 from sarathi_tune.loadgen.http.probe import ServerFacts
 from sarathi_tune.measure.shapes import Shape
+from sarathi_tune.report.outside import running_now
 from sarathi_tune.tune.outside.evidence import Exposition, Sent
 from sarathi_tune.tune.outside.findings import Observation, conclude
 from sarathi_tune.tune.outside.plan import ladder, settle
@@ -104,7 +106,16 @@ def doubted(changed: Observation) -> str:
     _, result = conclude(config(), changed)
     assert result.advice.verdict == "inconclusive"
     assert result.advice.budget_tokens is None
+    assert running_now(result) == "Which budget the server runs with can't be told."
     return result.advice.why
+
+
+def test_what_the_server_runs_with_is_told_when_only_the_advice_is_uncertain() -> None:
+    _, result = conclude(config(), observation())
+    uncertain = replace(result.advice, verdict="inconclusive", budget_tokens=None)
+    said = running_now(replace(result, advice=uncertain))
+    assert said is not None
+    assert re.match(r"It runs with about 1,0\d\d tokens \(.*\); a 1,0\d\d-token step takes \d+ ms here\.$", said), said
 
 
 def test_traffic_of_others_makes_it_inconclusive() -> None:
