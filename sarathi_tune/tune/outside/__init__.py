@@ -108,10 +108,18 @@ def run_outside(config: OutsideConfig, ui: Ui, environment: Mapping[str, str] | 
     return result
 
 
+def _tell_defects(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """What nobody asks a task for is printed, as always, but not the Ctrl-C that came while it ran: the loop has raised
+    that already."""
+    if not isinstance(context.get("exception"), KeyboardInterrupt):
+        loop.default_exception_handler(context)
+
+
 async def _observe(
     config: OutsideConfig, target: Target, facts: ServerFacts, question: Question, phase: Phase
 ) -> Observation:
     """Everything that needs the server."""
+    asyncio.get_running_loop().set_exception_handler(_tell_defects)
     end_s = time.perf_counter() + config.time_limit_s
     async with Dialogue(target, facts.dialect, Timeouts(first_byte_s=300.0, request_s=3600.0)) as dialogue:
         limits = Limits(facts.max_model_len or ASSUMED_MODEL_LEN, None, config.time_limit_s)

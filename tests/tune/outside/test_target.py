@@ -1,5 +1,7 @@
 """`sarathi-tune --target` as a whole, over real sockets: a server whose schedule is known, and the built-in one."""
 
+import asyncio
+import gc
 import json
 import signal
 import subprocess
@@ -11,6 +13,7 @@ import pytest
 
 from sarathi_tune.measure.profile import load_profile
 from sarathi_tune.report.store import load_result, result_from_dict
+from sarathi_tune.tune.outside import _tell_defects
 from tests.cli.running import ROOT, Ended, run
 from tests.loadgen.http.servers import free_port
 from tests.server.running import wait_for
@@ -169,3 +172,21 @@ def test_an_objective_is_needed() -> None:
     ended = run("--target", "http://127.0.0.1:1")
     assert ended.code == 2
     assert "--slo-itl" in ended.err
+
+
+def test_an_interruption_inside_a_task_is_not_told_twice(caplog: pytest.LogCaptureFixture) -> None:
+    """The signal's handler raises wherever the loop is: here in a task that nobody asks for its result any more."""
+
+    async def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(_tell_defects)
+        task = asyncio.create_task(interrupted())
+        await asyncio.sleep(0.01)
+        del task
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(main())
+    gc.collect()
+    assert not caplog.records
