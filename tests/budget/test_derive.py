@@ -224,6 +224,7 @@ def test_settled_headroom_is_that_of_a_measured_profile() -> None:
     assert settled_headroom(Profile(samples=())) == 0.0
     assert settled_headroom(Profile(samples=(), noise=0.01)) == 0.05
     assert settled_headroom(Profile(samples=(), noise=0.08)) == 0.08
+    assert settled_headroom(Profile(samples=(), noise=0.08), 0.0) == 0.0, "what was asked for counts"
 
 
 def test_floor_of_max_num_seqs() -> None:

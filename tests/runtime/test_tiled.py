@@ -27,7 +27,7 @@ from tests.runtime.conftest import PAGE_TOKENS, ReferenceMaker, chunk, decode, p
 
 needs_dot = pytest.mark.skipif(not has_bfloat16_dot(), reason="no AVX-512 bfloat16 dot product here")
 PACKED = LinearChoice(True, "packed", "")
-#: Single rows, a tile's and others, blocks of rows and what is left over.
+#: Single rows, a tile's and others, the most that share out columns alone, and more.
 ROWS = (*range(1, 14), FEW_ROWS, COLUMNS_ONLY_ROWS, COLUMNS_ONLY_ROWS + 1, 2 * COLUMNS_ONLY_ROWS + 11)
 
 
