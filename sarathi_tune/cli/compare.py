@@ -9,7 +9,7 @@ from sarathi_tune.cli import options as flags
 from sarathi_tune.cli.edge import edge
 from sarathi_tune.cli.output import STDOUT, check_target, emit_document
 from sarathi_tune.cli.tune import command_line
-from sarathi_tune.config.compare import ALL_SCHEDULERS, CompareConfig, SteadyConfig
+from sarathi_tune.config.compare import ALL_SCHEDULERS, DEFAULT_PLAYS, CompareConfig, SteadyConfig
 from sarathi_tune.errors import ExitCode, UsageError
 from sarathi_tune.units import parse_duration_ms
 
@@ -109,6 +109,15 @@ def compare(
             rich_help_panel="Model and load",
         ),
     ] = None,
+    plays: Annotated[
+        str | None,
+        typer.Option(
+            "--plays",
+            metavar="N",
+            help=f"Times that each one runs; the run in the middle is shown. (default: {DEFAULT_PLAYS})",
+            rich_help_panel="Model and load",
+        ),
+    ] = None,
     model: flags.Model = None,
     max_num_seqs: flags.MaxNumSeqs = None,
     kv_tokens: Annotated[
@@ -136,6 +145,8 @@ def compare(
         raise UsageError("--rate and --num-requests belong to --workload; for steady answers give --every.")
     if virtual is not None and profile is not None:
         raise UsageError("--virtual already names the profile: leave --profile away.")
+    if virtual is not None and plays is not None:
+        raise UsageError("--plays is for real runs; the virtual clock plays the same each time: leave it away.")
     config = CompareConfig(
         command=command_line(),
         device=flags.parse_device(device, attention, dtype, threads),
@@ -155,6 +166,7 @@ def compare(
             workload=workload,
             rate_per_s=flags.parse_rate(rate),
             num_requests=flags.parse_count(num_requests, "--num-requests"),
+            num_plays=flags.parse_count(plays, "--plays"),
             max_num_seqs=flags.parse_count(max_num_seqs, "--max-num-seqs"),
             kv_tokens=flags.parse_token_count(kv_tokens, "--kv-tokens"),
             model=model,

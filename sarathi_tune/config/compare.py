@@ -9,6 +9,9 @@ from sarathi_tune.config.run import DEFAULT_MODEL, DeviceConfig, SchedulingConfi
 
 ALL_SCHEDULERS: tuple[SchedulerName, ...] = get_args(SchedulerName)
 
+#: Real runs of each scheduler. The longest of some hundred gaps is one draw: of three runs the middle one tells more.
+DEFAULT_PLAYS = 3
+
 
 @dataclass(frozen=True, slots=True)
 class SteadyConfig:
@@ -28,9 +31,10 @@ class SteadyConfig:
 class CompareConfig:
     """One load through several schedulers. Without a `workload` the load is `steady`.
 
-    `slo_itl_ms` None is five decode steps, `budget_tokens` None what the profile gives for it. `virtual_profile`: play
-    everything under the virtual clock with the step times of that document. `profile`: the step times for the
-    predictions beside real runs; None measures them first. `kv_tokens` None: as much KV cache as the load needs.
+    Each scheduler plays the load `num_plays` times for real. `slo_itl_ms` None is five decode steps,
+    `budget_tokens` None what the profile gives for it. `virtual_profile`: play everything under the virtual clock
+    with the step times of that document. `profile`: the step times for the predictions beside real runs; None
+    measures them first. `kv_tokens` None: as much KV cache as the load needs.
     """
 
     slo_itl_ms: float | None = None
@@ -40,6 +44,7 @@ class CompareConfig:
     workload: str | None = None
     rate_per_s: float | None = None
     num_requests: int | None = None
+    num_plays: int = DEFAULT_PLAYS
     max_num_seqs: int | None = None
     kv_tokens: int | None = None
     model: str = DEFAULT_MODEL

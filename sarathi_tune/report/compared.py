@@ -126,6 +126,9 @@ def _legend(comparison: Comparison) -> list[str]:
         "Capacity, under the virtual clock: the largest rate whose pooled p99 ITL meets it while half of the prompts "
         "start within 2 s and the queue doesn't grow.",
     ]
+    plays = max(len(c.longest_gaps_ms) for c in comparison.contenders)
+    if plays > 1:
+        lines.append(f"Each scheduler ran {plays} times, in turn; shown is its run with the middle longest gap.")
     preempted = [c for c in comparison.contenders if c.outcome.preemptions]
     if preempted:
         counts = ", ".join(f"{c.scheduler} {c.outcome.preemptions:,}" for c in preempted)

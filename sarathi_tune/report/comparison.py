@@ -68,7 +68,8 @@ class Outcome:
 @dataclass(frozen=True, slots=True)
 class Contender:
     """One scheduler. `token_budget` is what its engine got; `capacity_per_s` the largest rate that meets the objective
-    under the virtual clock, None when none does, and `capacity_note` why."""
+    under the virtual clock, None when none does, and `capacity_note` why. `measured` is one real run: of several, the
+    one whose longest gap is in the middle of `longest_gaps_ms`, which has those of all in the order they were run."""
 
     scheduler: str
     token_budget: int
@@ -77,6 +78,7 @@ class Contender:
     #: Profiled steps timed again around the real run, over their profiled time; `predicted` is scaled by it.
     drift_decode: float | None = None
     drift_chunk: float | None = None
+    longest_gaps_ms: tuple[float | None, ...] = ()
     capacity_per_s: float | None = None
     capacity_note: str = ""
 

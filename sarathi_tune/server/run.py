@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING
 from sarathi_tune.config.presets import resolve_model
 from sarathi_tune.config.source import ModelSource
 from sarathi_tune.errors import ExitCode, UsageError
-from sarathi_tune.server.engine_thread import Built, EngineThread, Failed, Message, Ready
+from sarathi_tune.machine.cpu import describe_cpu
+from sarathi_tune.server.engine_thread import Built, EngineThread, Ready
+from sarathi_tune.server.mail import Mail
 from sarathi_tune.server.settings import API_KEY_VARIABLE, ServeConfig, engine_config
 from sarathi_tune.server.text import Text, WordText, load_text
 
@@ -59,7 +61,6 @@ def build_engine(config: ServeConfig, source: ModelSource) -> Built:
 
     from sarathi_tune.engine.loop import Engine
     from sarathi_tune.loadgen.clock import SystemClock
-    from sarathi_tune.machine.cpu import describe_cpu
     from sarathi_tune.runtime.runner import Runner, fitting_kv_pages, resolve_device
 
     device = config.device
@@ -166,7 +167,7 @@ async def _watched(session: Session, build: Callable[[], Built]) -> ExitCode:
 
 async def run_session(session: Session, build: Callable[[], Built], signals: Signals) -> ExitCode:
     """Serve what `build` makes until a signal comes. Raises what `build` or the engine raised."""
-    mail = _Mail(asyncio.get_running_loop())
+    mail = Mail(asyncio.get_running_loop())
     thread = EngineThread(build, mail.tell)
     patience_s = _LOADING_S
     thread.start()
@@ -182,7 +183,7 @@ async def run_session(session: Session, build: Callable[[], Built], signals: Sig
         thread.stop(patience_s)
 
 
-async def _answer(session: Session, thread: EngineThread, ready: Ready, mail: "_Mail", signals: Signals) -> ExitCode:
+async def _answer(session: Session, thread: EngineThread, ready: Ready, mail: Mail, signals: Signals) -> ExitCode:
     """Answer requests until a signal comes or the engine fails."""
     from sarathi_tune.server.app import Service, make_app
     from sarathi_tune.server.desk import Desk
@@ -191,7 +192,7 @@ async def _answer(session: Session, thread: EngineThread, ready: Ready, mail: "_
     config, text, names = session.config, session.text, session.names
     metrics = ServerMetrics(names[0], ready.config)
     desk = Desk(ready.config, thread, text, metrics, max_queue=config.max_queue, seed=config.seed)
-    mail.forward_to(desk)
+    mail.forward_to(desk, waits_for_writing=_fills_every_core(ready))
     vocab_size = session.source.config.vocab_size
     app = make_app(Service(desk, text, metrics, names, vocab_size, int(time.time()), config.api_key))
     server = make_http_server(app, lambda: _greet(session, ready))
@@ -217,6 +218,12 @@ async def _wind_down(config: ServeConfig, desk: "Desk", signals: Signals, say: S
     if desk.num_open:
         say(f"{desk.num_open} requests were stopped.")
         desk.cancel_all()
+
+
+def _fills_every_core(ready: Ready) -> bool:
+    """Whether the engine's threads leave no core to the event loop and to clients on this machine."""
+    steps = ready.description
+    return steps["device"] == "cpu" and int(steps["threads"]) >= describe_cpu().threads
 
 
 def make_http_server(app: object, on_start: Callable[[], None]) -> "Server":
@@ -246,32 +253,6 @@ def make_http_server(app: object, on_start: Callable[[], None]) -> "Server":
             timeout_graceful_shutdown=_FLUSH_S,
         )
     )
-
-
-class _Mail:
-    """From the engine's thread to the event loop. `ready` is the first message: the engine, or why there is none."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.ready: asyncio.Future[Ready] = loop.create_future()
-        self._loop = loop
-        self._desk: Desk | None = None
-
-    def tell(self, message: Message) -> None:
-        """Called in the engine's thread."""
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._deliver, message)
-
-    def forward_to(self, desk: "Desk") -> None:
-        """Where messages go from now on."""
-        self._desk = desk
-
-    def _deliver(self, message: Message) -> None:
-        if self._desk is not None:
-            self._desk.receive(message)
-        elif isinstance(message, Ready):
-            self.ready.set_result(message)
-        elif isinstance(message, Failed):
-            self.ready.set_exception(message.error)
 
 
 async def _first_of(*things: Awaitable[object]) -> None:

@@ -18,13 +18,14 @@ def tell_shapes(phase: Phase) -> Callable[[Progress], None]:
     return tell
 
 
-def tell_requests(phase: Phase) -> Callable[[LoadProgress], None]:
-    """For `run_load`: each finished request is one."""
+def tell_requests(phase: Phase, who: str = "") -> Callable[[LoadProgress], None]:
+    """For `run_load`: each finished request is one. `who` serves them, where that changes within the phase."""
     told = 0
 
     def tell(progress: LoadProgress) -> None:
         nonlocal told
-        phase.describe(f"{progress.num_running} running, {progress.num_waiting} waiting")
+        counts = f"{progress.num_running} running, {progress.num_waiting} waiting"
+        phase.describe(f"{who}: {counts}" if who else counts)
         phase.advance(progress.num_finished - told)
         told = progress.num_finished
 

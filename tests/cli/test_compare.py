@@ -60,6 +60,7 @@ def test_draws_a_picture(tmp_path: Path) -> None:
         (("--steady", "0"), "--steady must be at least 1"),
         (("--preemption", "drop"), "--preemption must be one of recompute, swap"),
         (("--every", "2"), "has no unit"),
+        (("--plays", "3"), "--plays is for real runs"),
     ],
 )
 def test_bad_input_is_one_sentence(flags: tuple[str, ...], sentence: str) -> None:

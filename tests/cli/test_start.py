@@ -44,3 +44,20 @@ def cpu_seconds(*arguments: str | Path) -> float:
 @pytest.mark.parametrize("arguments", [["--help"], ["derive", H100, "--slo-itl", "20ms"]], ids=["help", "derive"])
 def test_it_answers_in_half_a_second(arguments: list[str | Path]) -> None:
     assert min(cpu_seconds(*arguments) for _ in range(3)) < 0.5
+
+
+def test_the_exit_code_holds_when_the_interruption_came_within_an_exec(tmp_path: Path) -> None:
+    """Python under `-m` ends itself with SIGINT then, unless that is taken back."""
+    (tmp_path / "wrapped.py").write_text(
+        "import os, runpy, signal, sarathi_tune.cli\n"
+        "def main():\n"
+        "    try:\n"
+        "        exec('os.kill(os.getpid(), signal.SIGINT)\\nfor _ in range(10**6): pass')\n"
+        "    except KeyboardInterrupt:\n"
+        "        raise SystemExit(130) from None\n"
+        "sarathi_tune.cli.main = main\n"
+        "runpy.run_module('sarathi_tune', run_name='__main__')\n"
+    )
+    path = os.pathsep.join((str(tmp_path), str(ROOT)))
+    ended = subprocess.run([sys.executable, "-m", "wrapped"], env={**os.environ, "PYTHONPATH": path}, check=False)
+    assert ended.returncode == 130

@@ -1,21 +1,25 @@
 """`compare` under the virtual clock: the order of the schedulers that the paper reports (OSDI 2024, section 3)."""
 
+import io
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from sarathi_tune.config.compare import CompareConfig, SteadyConfig
-from sarathi_tune.config.run import SchedulingConfig
+from sarathi_tune.config.run import DeviceConfig, SchedulingConfig
 from sarathi_tune.engine.plan import StepShape
 from sarathi_tune.errors import InfeasibleError, UsageError
 from sarathi_tune.loadgen.record import LoadResult, RequestRecord, StepRecord
 from sarathi_tune.measure.profile import save_profile
 from sarathi_tune.measure.shapes import Shape
+from sarathi_tune.report.compared import print_comparison
 from sarathi_tune.report.comparison import BudgetedStep, Comparison, Outcome
 from sarathi_tune.report.progress import SilentUi
 from sarathi_tune.tune.comparing import check_compare, run_compare
 from sarathi_tune.tune.comparing.load import Load
 from sarathi_tune.tune.comparing.outcome import outcome
+from tests.hf_models import tiny_reference
 from tests.profiles import cpu_like, measured
 
 SMALL = SteadyConfig(streams=4, prompt_tokens=1000, num_prompts=2)
@@ -179,3 +183,27 @@ def test_figures_by_hand() -> None:
     assert seen.output_tokens_per_s == pytest.approx(4 / 0.15)
     assert (seen.preemptions, seen.cached_tokens, seen.prompt_tokens) == (1, 16, 64)
     assert seen.trace == ((0.04, 30.0), (0.15, 110.0))
+
+
+def test_of_several_real_runs_the_one_with_the_middle_longest_gap_is_shown(tmp_path: Path) -> None:
+    tiny_reference(tmp_path, "llama")
+    steady = SteadyConfig(streams=2, prompt_tokens=40, every_s=0.05, num_prompts=2)
+    config = CompareConfig(
+        model=str(tmp_path),
+        device=DeviceConfig(device="cpu", dtype="float32", threads=1),
+        steady=steady,
+        slo_itl_ms=50.0,
+        budget_tokens=16,
+        schedulers=("sarathi", "orca"),
+        num_plays=3,
+    )
+    comparison = run_compare(config, SilentUi())
+    for contender in comparison.contenders:
+        assert contender.measured is not None
+        longest = [gap for gap in contender.longest_gaps_ms if gap is not None]
+        assert len(longest) == 3
+        assert contender.measured.itl_max_ms == sorted(longest)[1]
+    console = Console(width=80, file=io.StringIO())
+    print_comparison(comparison, console)
+    text = " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]
+    assert "Each scheduler ran 3 times, in turn; shown is its run with the middle longest gap." in text

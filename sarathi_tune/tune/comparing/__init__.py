@@ -4,7 +4,7 @@ step times (given or measured) -> objective and budget -> the load -> each sched
 capacity on the virtual clock. All schedulers get the same requests at the same times.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
@@ -289,10 +289,12 @@ def _workload_load(
 
 @dataclass(frozen=True, slots=True)
 class _RealRun:
-    """A scheduler on the real engine. `drift`: the machine's speed around it, over that of the profile."""
+    """A scheduler on the real engine. `drift`: the machine's speed around it, over that of the profile.
+    `longest_gaps_ms`: of this run and of those that it stands for."""
 
     figures: Outcome
     drift: Drift | None
+    longest_gaps_ms: tuple[float | None, ...] = ()
 
 
 def _contend(
@@ -325,6 +327,7 @@ def _contender(bout: _Bout, scheduler: SchedulerName, run: _RealRun | None) -> C
         predicted=bout.figures(bout.arena.play_virtually(model, engine, bout.load)),
         drift_decode=drift.decode if drift else None,
         drift_chunk=drift.chunk if drift else None,
+        longest_gaps_ms=run.longest_gaps_ms if run else (),
         capacity_per_s=capacity,
         capacity_note=note,
     )
@@ -333,20 +336,31 @@ def _contender(bout: _Bout, scheduler: SchedulerName, run: _RealRun | None) -> C
 def _run_really(
     config: CompareConfig, bout: _Bout, machine: Machine, profile: Profile, vocab_size: int, ui: Ui
 ) -> tuple[dict[str, _RealRun], tuple[Notice, ...]]:
-    """Each scheduler on the real engine, between two looks at the machine's speed."""
+    """Each scheduler on the real engine, one after the other and all of them several times, each time between two looks
+    at the machine's speed."""
     bench = Bench.build(machine.runner, vocab_size=vocab_size, seed=config.seed)
     anchors = Anchors.of(profile, bout.arena.budget_tokens)
     probe = ConditionsProbe(gpu=machine.gpu)
     before = measure_drift(bench, anchors) if anchors else None
-    runs: dict[str, _RealRun] = {}
+    plays: dict[str, list[_RealRun]] = {scheduler: [] for scheduler in config.schedulers}
     seen = []
-    for scheduler in config.schedulers:
-        with ui.phase(f"run {scheduler}", total=len(bout.load.requests)) as phase:
-            probe.start()
-            result = play_really(bout.arena.engine_config(scheduler), bout.load, machine.runner, phase)
-            seen.append(probe.stop())
-        after = measure_drift(bench, anchors) if anchors else None
-        drift = mean_drift([before, after]) if before and after else None
-        runs[scheduler] = _RealRun(bout.figures(result), drift)
-        before = after
-    return runs, condition_notices(seen)
+    for number in range(1, config.num_plays + 1):
+        name = "run" if config.num_plays == 1 else f"run {number} of {config.num_plays}"
+        with ui.phase(name, total=len(config.schedulers) * len(bout.load.requests)) as phase:
+            for scheduler in config.schedulers:
+                probe.start()
+                result = play_really(bout.arena.engine_config(scheduler), bout.load, machine.runner, phase)
+                seen.append(probe.stop())
+                after = measure_drift(bench, anchors) if anchors else None
+                drift = mean_drift([before, after]) if before and after else None
+                plays[scheduler].append(_RealRun(bout.figures(result), drift))
+                before = after
+    return {scheduler: _middle(runs) for scheduler, runs in plays.items()}, condition_notices(seen)
+
+
+def _middle(plays: Sequence[_RealRun]) -> _RealRun:
+    """The run whose longest gap is the median of all, the longer of two: what something else on the machine made of one
+    run is in no other."""
+    ordered = sorted(plays, key=lambda play: play.figures.itl_max_ms or 0.0)
+    longest = tuple(play.figures.itl_max_ms for play in plays)
+    return replace(ordered[len(ordered) // 2], longest_gaps_ms=longest)

@@ -75,10 +75,10 @@ class Arena:
 
 
 def play_really(config: EngineConfig, load: Load, executor: Executor, phase: Phase) -> LoadResult:
-    """The load on the real engine, to its end."""
+    """The load on the real engine, to its end. `phase` counts the requests."""
     clock = SystemClock()
     engine = Engine(config, executor, clock)
-    result = run_load(engine, clock, load.requests, drain_s=DRAIN_S, on_progress=tell_requests(phase))
+    result = run_load(engine, clock, load.requests, drain_s=DRAIN_S, on_progress=tell_requests(phase, config.scheduler))
     engine.check_idle()
     return result
 
