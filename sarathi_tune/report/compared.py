@@ -43,7 +43,7 @@ def _findings(comparison: Comparison) -> list[str]:
     lines = []
     sarathi = comparison.find("sarathi")
     if sarathi is not None and sarathi.outcome.largest_gap_p99_units is not None:
-        step = comparison.budgeted_step
+        step = sarathi.budgeted_step or comparison.budgeted_step
         lines.append(
             f"Under sarathi no token waited longer than {format_ms(sarathi.outcome.itl_max_ms or 0.0)}: "
             f"{_units(sarathi)} budgeted steps ({format_ms(step.p99_ms)} at p99, {format_ms(step.p50_ms)} "
@@ -117,11 +117,13 @@ def _row(contender: Contender, is_wide: bool) -> list[str]:
 
 def _legend(comparison: Comparison) -> list[str]:
     step = comparison.budgeted_step
+    speeds = [c.drift_chunk for c in comparison.contenders if c.budgeted_step and c.drift_chunk is not None]
+    pace = f", as long as it was around each run (times {min(speeds):.2f} to {max(speeds):.2f})" if speeds else ""
     lines = [
         f"One budgeted step, the longest that the budget allows ({step.decodes:,} decodes at {step.context:,} tokens, "
         f"{step.chunk:,} prompt tokens behind {step.prefix:,}), takes {format_ms(step.p99_ms)} at p99, which is what "
-        f"a budget holds it to, and {format_ms(step.p50_ms)} in the median: the longest gap stands over both. Decodes "
-        f"alone take {format_ms(comparison.decode_step_ms)}; the objective is p99 ITL "
+        f"a budget holds it to, and {format_ms(step.p50_ms)} in the median: the longest gap stands over both{pace}. "
+        f"Decodes alone take {format_ms(comparison.decode_step_ms)}; the objective is p99 ITL "
         f"{format_ms(comparison.slo_itl_ms)}.",
         "Capacity, under the virtual clock: the largest rate whose pooled p99 ITL meets it while half of the prompts "
         "start within 2 s and the queue doesn't grow.",

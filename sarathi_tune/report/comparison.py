@@ -4,7 +4,7 @@ Tokens, milliseconds and seconds, as the names say. What wasn't run or can't be 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 SCHEMA = "sarathi-tune/comparison"
@@ -22,6 +22,10 @@ class BudgetedStep:
     prefix: int
     p50_ms: float
     p99_ms: float
+
+    def slowed(self, factor: float) -> "BudgetedStep":
+        """The same step in a minute in which steps with a chunk take `factor` times as long."""
+        return replace(self, p50_ms=factor * self.p50_ms, p99_ms=factor * self.p99_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +73,8 @@ class Outcome:
 class Contender:
     """One scheduler. `token_budget` is what its engine got; `capacity_per_s` the largest rate that meets the objective
     under the virtual clock, None when none does, and `capacity_note` why. `measured` is one real run: of several, the
-    one whose longest gap is in the middle of `longest_gaps_ms`, which has those of all in the order they were run."""
+    one whose longest gap is in the middle of `longest_gaps_ms`, which has those of all in the order they were run.
+    `budgeted_step` is the comparison's, as long as it took around that run: what its longest gap stands over."""
 
     scheduler: str
     token_budget: int
@@ -79,6 +84,7 @@ class Contender:
     drift_decode: float | None = None
     drift_chunk: float | None = None
     longest_gaps_ms: tuple[float | None, ...] = ()
+    budgeted_step: BudgetedStep | None = None
     capacity_per_s: float | None = None
     capacity_note: str = ""
 

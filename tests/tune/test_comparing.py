@@ -80,6 +80,16 @@ def test_decode_first_has_the_smoothest_gaps_and_the_worst_wait(compared: Compar
     assert figures(compared, "decode-first").gaps_over_slo == 0
 
 
+def test_no_prompt_arrives_near_the_end_of_a_batch_that_takes_none(compared: Comparison) -> None:
+    """Half a pace before the end of `decode-first`'s batch, or behind it: not a matter of a few percent of speed."""
+    answer, arrivals = compared.load["answer_tokens"], compared.arrivals_s
+    assert compared.budgeted_step.decodes == 8
+    start_ms = cpu_like(Shape(0, 0, 8 * 64, 0))
+    end_s = (start_ms + sum(cpu_like(Shape(8, 64 + token)) for token in range(1, answer))) / 1e3
+    nearest_s = min(abs(end_s - arrival_s) for arrival_s in arrivals)
+    assert nearest_s > 0.3 * compared.load["every_s"]
+
+
 def test_orca_does_not_pause_decodes_but_its_step_is_as_long_as_the_prompt(compared: Comparison) -> None:
     orca = figures(compared, "orca")
     assert orca.largest_gap_steps == 1
@@ -203,6 +213,11 @@ def test_of_several_real_runs_the_one_with_the_middle_longest_gap_is_shown(tmp_p
         longest = [gap for gap in contender.longest_gaps_ms if gap is not None]
         assert len(longest) == 3
         assert contender.measured.itl_max_ms == sorted(longest)[1]
+        assert contender.drift_chunk is not None
+        assert contender.budgeted_step is not None
+        slowed = contender.drift_chunk * comparison.budgeted_step.p99_ms
+        assert contender.budgeted_step.p99_ms == pytest.approx(slowed)
+        assert contender.measured.largest_gap_p99_units == pytest.approx(contender.measured.itl_max_ms / slowed)
     console = Console(width=80, file=io.StringIO())
     print_comparison(comparison, console)
     text = " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]

@@ -139,9 +139,9 @@ class _Bout:
     pace: SteadyPace | None
     workload: Workload | None
 
-    def figures(self, result: LoadResult) -> Outcome:
-        """The figures of a run."""
-        return outcome(result, self.load, self.arena.slo.itl_ms, self.budgeted)
+    def figures(self, result: LoadResult, budgeted: BudgetedStep) -> Outcome:
+        """The figures of a run, its largest gap measured in `budgeted`."""
+        return outcome(result, self.load, self.arena.slo.itl_ms, budgeted)
 
     def capacity(self, scheduler: SchedulerName) -> tuple[float | None, str]:
         """The largest rate within the objective."""
@@ -235,8 +235,10 @@ def _settle(config: CompareConfig, subject: _Subject, model: StepModel, question
     pacer = Pacer(model, subject.decodes, subject.context, budget, question.overhead_ms)
     pace = None
     if subject.workload is None:
-        pace = settle_pace(config.steady, pacer, subject.prompt_tokens)
-        pacer = replace(pacer, context=mean_context(pace.answer_tokens))
+        for _ in range(2):  # how long the answers are decides what their steps take, and the other way round
+            pace = settle_pace(config.steady, pacer, subject.prompt_tokens)
+            pacer = replace(pacer, context=mean_context(pace.answer_tokens))
+        assert pace is not None, "settled"
         load = steady_load(pace, config.seed, vocab_size=subject.vocab_size, max_model_len=subject.max_model_len)
     else:
         load = _workload_load(config, subject, model, question, budget)
@@ -289,10 +291,11 @@ def _workload_load(
 
 @dataclass(frozen=True, slots=True)
 class _RealRun:
-    """A scheduler on the real engine. `drift`: the machine's speed around it, over that of the profile.
-    `longest_gaps_ms`: of this run and of those that it stands for."""
+    """A scheduler on the real engine. `drift`: the machine's speed around it, over that of the profile; `budgeted`: the
+    budgeted step at that speed. `longest_gaps_ms`: of this run and of those that it stands for."""
 
     figures: Outcome
+    budgeted: BudgetedStep
     drift: Drift | None
     longest_gaps_ms: tuple[float | None, ...] = ()
 
@@ -324,10 +327,13 @@ def _contender(bout: _Bout, scheduler: SchedulerName, run: _RealRun | None) -> C
         scheduler=scheduler,
         token_budget=engine.token_budget,
         measured=run.figures if run else None,
-        predicted=bout.figures(bout.arena.play_virtually(model, engine, bout.load)),
+        predicted=bout.figures(
+            bout.arena.play_virtually(model, engine, bout.load), run.budgeted if run else bout.budgeted
+        ),
         drift_decode=drift.decode if drift else None,
         drift_chunk=drift.chunk if drift else None,
         longest_gaps_ms=run.longest_gaps_ms if run else (),
+        budgeted_step=run.budgeted if run else None,
         capacity_per_s=capacity,
         capacity_note=note,
     )
@@ -353,7 +359,8 @@ def _run_really(
                 seen.append(probe.stop())
                 after = measure_drift(bench, anchors) if anchors else None
                 drift = mean_drift([before, after]) if before and after else None
-                plays[scheduler].append(_RealRun(bout.figures(result), drift))
+                budgeted = bout.budgeted.slowed(drift.chunk) if drift else bout.budgeted
+                plays[scheduler].append(_RealRun(bout.figures(result, budgeted), budgeted, drift))
                 before = after
     return {scheduler: _middle(runs) for scheduler, runs in plays.items()}, condition_notices(seen)
 

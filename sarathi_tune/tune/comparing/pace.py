@@ -16,6 +16,8 @@ PACE = 2.2
 #: than 1 % of their gaps: else its p99 would lie among undisturbed steps, at the edge of the stalls, and say nothing.
 #: Where chunks alone take more steps, prompts come nearly one behind the other.
 STEPS_PER_PROMPT, LEAST_PACE = 50, 1.2
+#: The pace is lengthened by no more than this to keep arrivals away from the end of a batch.
+MOST_DELAY = 1.2
 #: The answers run longer than the prompts need, by this factor.
 OUTLAST = 1.05
 #: The prompt when none is given: long, and in reach of small models.
@@ -41,6 +43,12 @@ class Pacer:
     def decode_step_ms(self) -> float:
         """A step of the answers alone."""
         return self.model.predict_ms(StepShape((self.context,) * self.streams)) + self.loop_ms
+
+    @property
+    def start_ms(self) -> float:
+        """The step that computes the prompts of all answers at once."""
+        shape = StepShape((), ((0, STREAM_PROMPT_TOKENS),) * self.streams)
+        return self.model.predict_ms(shape) + self.loop_ms
 
     def prefill(self, prompt_tokens: int) -> tuple[int, float]:
         """(steps, ms) that a prompt takes in chunks beside the answers."""
@@ -71,8 +79,7 @@ class Pacer:
 def settle_pace(steady: SteadyConfig, pacer: Pacer, prompt_tokens: int) -> SteadyPace:
     """The steady load with what was left open."""
     steps, prefill_ms = pacer.prefill(prompt_tokens)
-    often_ms = prefill_ms + (STEPS_PER_PROMPT - steps) * pacer.decode_step_ms
-    every_s = steady.every_s or max(LEAST_PACE * prefill_ms, min(PACE * prefill_ms, often_ms)) / 1e3
+    every_s = steady.every_s or _usual_pace_ms(pacer, (steps, prefill_ms), steady.num_prompts) / 1e3
     return SteadyPace(
         streams=steady.streams,
         answer_tokens=answer_tokens(pacer, (steps, prefill_ms), every_s, steady.num_prompts),
@@ -80,6 +87,29 @@ def settle_pace(steady: SteadyConfig, pacer: Pacer, prompt_tokens: int) -> Stead
         every_s=every_s,
         num_prompts=steady.num_prompts,
         first_s=every_s / 2,
+    )
+
+
+def _usual_pace_ms(pacer: Pacer, prefill: tuple[int, float], num_prompts: int) -> float:
+    """Milliseconds between prompts that suit the machine.
+
+    Of a batch that runs to its end alone (decode-first) the end falls midway between two arrivals: were it close to
+    one, a few percent of a machine's speed would decide whether that prompt waits for the next batch.
+    """
+    steps, prefill_ms = prefill
+    often_ms = prefill_ms + (STEPS_PER_PROMPT - steps) * pacer.decode_step_ms
+    least_ms, most_ms = LEAST_PACE * prefill_ms, PACE * prefill_ms
+    usual_ms = max(least_ms, min(most_ms, often_ms))
+    most_ms = min(most_ms, MOST_DELAY * usual_ms)
+    # the batch's end: its start, and the steps of `answer_tokens`, each without a chunk; midway is a whole number of
+    # paces, since the first prompt comes half a pace after the answers
+    saved_ms = OUTLAST * num_prompts * (prefill_ms - steps * pacer.decode_step_ms) - pacer.start_ms
+    whole = OUTLAST * (num_prompts + 0.5)
+    midway = [saved_ms / (whole - count) for count in range(1, num_prompts + 1) if count < whole]
+    return min(
+        (pace for pace in midway if least_ms <= pace <= most_ms),
+        key=lambda pace: abs(pace - usual_ms),
+        default=usual_ms,
     )
 
 
