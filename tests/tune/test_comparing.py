@@ -17,6 +17,7 @@ from sarathi_tune.report.compared import print_comparison
 from sarathi_tune.report.comparison import BudgetedStep, Comparison, Outcome
 from sarathi_tune.report.progress import SilentUi
 from sarathi_tune.tune.comparing import check_compare, run_compare
+from sarathi_tune.tune.comparing.basis import SCATTER_ROW_STEPS, scatter_rows
 from sarathi_tune.tune.comparing.load import Load
 from sarathi_tune.tune.comparing.outcome import outcome
 from tests.hf_models import tiny_reference
@@ -165,6 +166,16 @@ def test_what_cannot_be_compared_is_refused(profile: Path) -> None:
         check_compare(CompareConfig(virtual_profile=profile, steady=SteadyConfig(prompt_tokens=9000)))
     with pytest.raises(InfeasibleError, match="give --budget"):
         run_compare(CompareConfig(virtual_profile=profile, slo_itl_ms=5.0), SilentUi())
+
+
+def test_steps_of_the_answers_alone_become_rows_of_a_profile() -> None:
+    """41 steps of two answers: the first with their prompts, then 40 that make two rows; a lone step behind them."""
+    shapes = [StepShape((), ((0, 64), (0, 64))), *(StepShape((65 + i, 65 + i)) for i in range(41)), StepShape((106,))]
+    steps = tuple(StepRecord(i / 100, i / 100 + 0.008 + i / 1e5, shape, 0, 2, 0) for i, shape in enumerate(shapes))
+    rows = scatter_rows(LoadResult((), steps, (0.0, 1.0), 1.0), 2)
+    assert [str(row.shape) for row in rows] == ["2x74", "2x94"]
+    assert [len(row.times_ms) for row in rows] == [SCATTER_ROW_STEPS] * 2
+    assert rows[0].times_ms == pytest.approx([8.0 + i / 100 for i in range(1, 21)])
 
 
 def test_figures_by_hand() -> None:

@@ -94,6 +94,12 @@ def steady_load(pace: SteadyPace, seed: int, *, vocab_size: int | None, max_mode
     )
 
 
+def answers_alone(streams: int, tokens: int, seed: int, vocab_size: int) -> tuple[TimedRequest, ...]:
+    """`streams` answers of `tokens` tokens, all from second 0 on, and nothing beside them."""
+    draw = _fixed(STREAM_PROMPT_TOKENS, tokens, streams, seed, vocab_size, _FIRST_STREAM_ID)
+    return timed(draw.requests, [0.0] * streams)
+
+
 def workload_load(
     workload: Workload, rate_per_s: float, count: int, seed: int, *, vocab_size: int | None, max_model_len: int
 ) -> Load:
