@@ -117,12 +117,15 @@ def _row(contender: Contender, is_wide: bool) -> list[str]:
 
 def _legend(comparison: Comparison) -> list[str]:
     step = comparison.budgeted_step
-    speeds = [c.drift_chunk for c in comparison.contenders if c.budgeted_step and c.drift_chunk is not None]
-    pace = f", as long as it was around each run (times {min(speeds):.2f} to {max(speeds):.2f})" if speeds else ""
+    timed = [c.budgeted_step.p50_ms for c in comparison.contenders if c.budgeted_step is not None]
+    again = ""
+    if timed:
+        again = f", timed again around each run ({format_ms(min(timed))} to {format_ms(max(timed))} in the median)"
     lines = [
         f"One budgeted step, the longest that the budget allows ({step.decodes:,} decodes at {step.context:,} tokens, "
         f"{step.chunk:,} prompt tokens behind {step.prefix:,}), takes {format_ms(step.p99_ms)} at p99, which is what "
-        f"a budget holds it to, and {format_ms(step.p50_ms)} in the median: the longest gap stands over both{pace}. "
+        f"a budget holds it to, and {format_ms(step.p50_ms)} in the median: the longest gap stands over both"
+        f"{again}. "
         f"Decodes alone take {format_ms(comparison.decode_step_ms)}; the objective is p99 ITL "
         f"{format_ms(comparison.slo_itl_ms)}.",
         "Capacity, under the virtual clock: the largest rate whose pooled p99 ITL meets it while half of the prompts "

@@ -23,9 +23,9 @@ class BudgetedStep:
     p50_ms: float
     p99_ms: float
 
-    def slowed(self, factor: float) -> "BudgetedStep":
-        """The same step in a minute in which steps with a chunk take `factor` times as long."""
-        return replace(self, p50_ms=factor * self.p50_ms, p99_ms=factor * self.p99_ms)
+    def timed(self, median_ms: float) -> "BudgetedStep":
+        """The same step where its median is that: a p99 is as far above it as the model has it."""
+        return replace(self, p50_ms=median_ms, p99_ms=self.p99_ms * median_ms / self.p50_ms)
 
 
 @dataclass(frozen=True, slots=True)

@@ -224,11 +224,12 @@ def test_of_several_real_runs_the_one_with_the_middle_longest_gap_is_shown(tmp_p
         longest = [gap for gap in contender.longest_gaps_ms if gap is not None]
         assert len(longest) == 3
         assert contender.measured.itl_max_ms == sorted(longest)[1]
-        assert contender.drift_chunk is not None
-        assert contender.budgeted_step is not None
-        slowed = contender.drift_chunk * comparison.budgeted_step.p99_ms
-        assert contender.budgeted_step.p99_ms == pytest.approx(slowed)
-        assert contender.measured.largest_gap_p99_units == pytest.approx(contender.measured.itl_max_ms / slowed)
+        step, modelled = contender.budgeted_step, comparison.budgeted_step
+        assert step is not None
+        assert step.p50_ms != modelled.p50_ms, "timed, not modelled"
+        assert step.p99_ms / step.p50_ms == pytest.approx(modelled.p99_ms / modelled.p50_ms)
+        assert contender.measured.largest_gap_units == pytest.approx(contender.measured.itl_max_ms / step.p50_ms)
+        assert contender.measured.largest_gap_p99_units == pytest.approx(contender.measured.itl_max_ms / step.p99_ms)
     console = Console(width=80, file=io.StringIO())
     print_comparison(comparison, console)
     text = " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]

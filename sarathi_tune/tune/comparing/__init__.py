@@ -28,6 +28,7 @@ from sarathi_tune.notices import Notice
 from sarathi_tune.report.build import versions
 from sarathi_tune.report.comparison import BudgetedStep, Comparison, Contender, Outcome
 from sarathi_tune.report.progress import Ui
+from sarathi_tune.stats import median
 from sarathi_tune.stepmodel.fit import StepModel, fit_step_model
 from sarathi_tune.tune.comparing.basis import SLO_DECODE_STEPS, measure_profile
 from sarathi_tune.tune.comparing.load import STREAM_PROMPT_TOKENS, Load, SteadyPace, steady_load, workload_load
@@ -50,6 +51,8 @@ _ASSUMED_ANSWER_TOKENS = 512
 _RATE_SHARE, _WORKLOAD_S = 0.5, 10.0
 #: Answers that run at once in a workload when nothing is said: a small batch that a CPU serves.
 _WORKLOAD_SEQS = 8
+#: How often the budgeted step is timed before and behind each real run, after one that is dropped.
+_LOOK_REPEATS = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +295,7 @@ def _workload_load(
 @dataclass(frozen=True, slots=True)
 class _RealRun:
     """A scheduler on the real engine. `drift`: the machine's speed around it, over that of the profile; `budgeted`: the
-    budgeted step at that speed. `longest_gaps_ms`: of this run and of those that it stands for."""
+    budgeted step as timed around it. `longest_gaps_ms`: of this run and of those that it stands for."""
 
     figures: Outcome
     budgeted: BudgetedStep
@@ -347,7 +350,7 @@ def _run_really(
     bench = Bench.build(machine.runner, vocab_size=vocab_size, seed=config.seed)
     anchors = Anchors.of(profile, bout.arena.budget_tokens)
     probe = ConditionsProbe(gpu=machine.gpu)
-    before = measure_drift(bench, anchors) if anchors else None
+    before = _look(bout, machine, bench, anchors)
     plays: dict[str, list[_RealRun]] = {scheduler: [] for scheduler in config.schedulers}
     seen = []
     for number in range(1, config.num_plays + 1):
@@ -357,12 +360,31 @@ def _run_really(
                 probe.start()
                 result = play_really(bout.arena.engine_config(scheduler), bout.load, machine.runner, phase)
                 seen.append(probe.stop())
-                after = measure_drift(bench, anchors) if anchors else None
-                drift = mean_drift([before, after]) if before and after else None
-                budgeted = bout.budgeted.slowed(drift.chunk) if drift else bout.budgeted
+                after = _look(bout, machine, bench, anchors)
+                drift = mean_drift([before.drift, after.drift]) if before.drift and after.drift else None
+                times = [*before.budgeted_ms, *after.budgeted_ms]
+                budgeted = bout.budgeted.timed(median(times)) if times else bout.budgeted
                 plays[scheduler].append(_RealRun(bout.figures(result, budgeted), budgeted, drift))
                 before = after
     return {scheduler: _middle(runs) for scheduler, runs in plays.items()}, condition_notices(seen)
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """The machine's speed at one moment: over that of the profile, and times of the budgeted step, loop included (none
+    where the KV cache is too small for it)."""
+
+    drift: Drift | None
+    budgeted_ms: tuple[float, ...]
+
+
+def _look(bout: _Bout, machine: Machine, bench: Bench, anchors: Anchors | None) -> _Look:
+    step = bout.budgeted
+    shape = Shape(step.decodes, step.context, step.chunk, step.prefix)
+    times: list[float] = []
+    if shape.num_pages(bout.arena.page_tokens) <= machine.runner.cache.num_pages:
+        times = [bench.time_shape(shape) + bout.arena.loop_ms for _ in range(1 + _LOOK_REPEATS)]
+    return _Look(measure_drift(bench, anchors) if anchors else None, tuple(times[1:]))
 
 
 def _middle(plays: Sequence[_RealRun]) -> _RealRun:
