@@ -82,13 +82,13 @@ def test_decode_first_has_the_smoothest_gaps_and_the_worst_wait(compared: Compar
 
 
 def test_no_prompt_arrives_near_the_end_of_a_batch_that_takes_none(compared: Comparison) -> None:
-    """Half a pace before the end of `decode-first`'s batch, or behind it: not a matter of a few percent of speed."""
+    """Before the end of `decode-first`'s batch or behind it: not a matter of a few percent of speed."""
     answer, arrivals = compared.load["answer_tokens"], compared.arrivals_s
     assert compared.budgeted_step.decodes == 8
     start_ms = cpu_like(Shape(0, 0, 8 * 64, 0))
     end_s = (start_ms + sum(cpu_like(Shape(8, 64 + token)) for token in range(1, answer))) / 1e3
     nearest_s = min(abs(end_s - arrival_s) for arrival_s in arrivals)
-    assert nearest_s > 0.3 * compared.load["every_s"]
+    assert nearest_s > 0.2 * compared.load["every_s"]
 
 
 def test_orca_does_not_pause_decodes_but_its_step_is_as_long_as_the_prompt(compared: Comparison) -> None:

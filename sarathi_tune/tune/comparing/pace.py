@@ -16,8 +16,8 @@ PACE = 2.2
 #: than 1 % of their gaps: else its p99 would lie among undisturbed steps, at the edge of the stalls, and say nothing.
 #: Where chunks alone take more steps, prompts come nearly one behind the other.
 STEPS_PER_PROMPT, LEAST_PACE = 50, 1.2
-#: The pace is lengthened by no more than this to keep arrivals away from the end of a batch.
-MOST_DELAY = 1.2
+#: When the first prompt may come, in paces behind the answers' start.
+FIRST_ARRIVAL = (0.15, 0.6)
 #: The answers run longer than the prompts need, by this factor.
 OUTLAST = 1.05
 #: The prompt when none is given: long, and in reach of small models.
@@ -79,38 +79,29 @@ class Pacer:
 def settle_pace(steady: SteadyConfig, pacer: Pacer, prompt_tokens: int) -> SteadyPace:
     """The steady load with what was left open."""
     steps, prefill_ms = pacer.prefill(prompt_tokens)
-    every_s = steady.every_s or _usual_pace_ms(pacer, (steps, prefill_ms), steady.num_prompts) / 1e3
+    often_ms = prefill_ms + (STEPS_PER_PROMPT - steps) * pacer.decode_step_ms
+    every_s = steady.every_s or max(LEAST_PACE * prefill_ms, min(PACE * prefill_ms, often_ms)) / 1e3
+    tokens = answer_tokens(pacer, (steps, prefill_ms), every_s, steady.num_prompts)
     return SteadyPace(
         streams=steady.streams,
-        answer_tokens=answer_tokens(pacer, (steps, prefill_ms), every_s, steady.num_prompts),
+        answer_tokens=tokens,
         prompt_tokens=prompt_tokens,
         every_s=every_s,
         num_prompts=steady.num_prompts,
-        first_s=every_s / 2,
+        first_s=_first_arrival((pacer.start_ms + tokens * pacer.decode_step_ms) / 1e3, every_s),
     )
 
 
-def _usual_pace_ms(pacer: Pacer, prefill: tuple[int, float], num_prompts: int) -> float:
-    """Milliseconds between prompts that suit the machine.
+def _first_arrival(end_s: float, every_s: float) -> float:
+    """Seconds to the first prompt.
 
-    Of a batch that runs to its end alone (decode-first) the end falls midway between two arrivals: were it close to
-    one, a few percent of a machine's speed would decide whether that prompt waits for the next batch.
+    A batch that takes no prompt before its end (decode-first) and ends at `end_s` does so as far from every arrival as
+    may be: else a few percent of a machine's speed would decide whether a prompt catches it.
     """
-    steps, prefill_ms = prefill
-    often_ms = prefill_ms + (STEPS_PER_PROMPT - steps) * pacer.decode_step_ms
-    least_ms, most_ms = LEAST_PACE * prefill_ms, PACE * prefill_ms
-    usual_ms = max(least_ms, min(most_ms, often_ms))
-    most_ms = min(most_ms, MOST_DELAY * usual_ms)
-    # the batch's end: its start, and the steps of `answer_tokens`, each without a chunk; midway is a whole number of
-    # paces, since the first prompt comes half a pace after the answers
-    saved_ms = OUTLAST * num_prompts * (prefill_ms - steps * pacer.decode_step_ms) - pacer.start_ms
-    whole = OUTLAST * (num_prompts + 0.5)
-    midway = [saved_ms / (whole - count) for count in range(1, num_prompts + 1) if count < whole]
-    return min(
-        (pace for pace in midway if least_ms <= pace <= most_ms),
-        key=lambda pace: abs(pace - usual_ms),
-        default=usual_ms,
-    )
+    low, high = FIRST_ARRIVAL
+    steps = 20
+    candidates = [every_s * (low + (high - low) * step / steps) for step in range(steps + 1)]
+    return max(candidates, key=lambda first_s: min((end_s - first_s) % every_s, (first_s - end_s) % every_s))
 
 
 def answer_tokens(pacer: Pacer, prefill: tuple[int, float], every_s: float, num_prompts: int) -> int:
