@@ -15,7 +15,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -72,7 +71,7 @@ def _wait_ready(process: subprocess.Popen[bytes], url: str) -> None:
         try:
             with urllib.request.urlopen(f"{url}/health", timeout=5):
                 return
-        except (urllib.error.URLError, OSError):
+        except OSError:  # refused, or not answered yet
             time.sleep(0.2)
     raise SystemExit(f"The server at {url} did not start.")
 

@@ -124,8 +124,7 @@ def _legend(comparison: Comparison) -> list[str]:
     lines = [
         f"One budgeted step, the longest that the budget allows ({step.decodes:,} decodes at {step.context:,} tokens, "
         f"{step.chunk:,} prompt tokens behind {step.prefix:,}), takes {format_ms(step.p99_ms)} at p99, which is what "
-        f"a budget holds it to, and {format_ms(step.p50_ms)} in the median: the longest gap stands over both"
-        f"{again}. "
+        f"a budget holds it to, and {format_ms(step.p50_ms)} in the median: the longest gap stands over both{again}. "
         f"Decodes alone take {format_ms(comparison.decode_step_ms)}; the objective is p99 ITL "
         f"{format_ms(comparison.slo_itl_ms)}.",
         "Capacity, under the virtual clock: the largest rate whose pooled p99 ITL meets it while half of the prompts "

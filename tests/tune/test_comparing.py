@@ -1,4 +1,5 @@
-"""`compare` under the virtual clock: the order of the schedulers that the paper reports (OSDI 2024, section 3)."""
+"""`compare` under the virtual clock: the order of the schedulers that the paper reports (OSDI 2024, section 3),
+and a small real run."""
 
 import io
 from pathlib import Path

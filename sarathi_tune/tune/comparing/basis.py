@@ -1,15 +1,11 @@
 """What a comparison stands on: step times (a profile, given or measured now)."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from sarathi_tune.config.compare import CompareConfig
 from sarathi_tune.config.engine import EngineConfig
 from sarathi_tune.config.run import DEFAULT_BUDGET_TOKENS
 from sarathi_tune.config.source import ModelSource
-from sarathi_tune.engine.loop import Engine
-from sarathi_tune.loadgen.clock import SystemClock
-from sarathi_tune.loadgen.inprocess import TimedRequest, run_load
 from sarathi_tune.loadgen.record import LoadResult
 from sarathi_tune.machine.conditions import ConditionsProbe
 from sarathi_tune.measure.bench import Bench
@@ -17,12 +13,13 @@ from sarathi_tune.measure.design import DesignSpace, plan_design, probe_cost
 from sarathi_tune.measure.profile import Profile, Sample, save_profile
 from sarathi_tune.measure.rounds import measure_all
 from sarathi_tune.measure.shapes import Shape
-from sarathi_tune.report.progress import Phase, Ui
+from sarathi_tune.report.progress import Ui
 from sarathi_tune.stats import median
 from sarathi_tune.tune.comparing.load import STREAM_PROMPT_TOKENS, answers_alone
+from sarathi_tune.tune.comparing.playing import play_really
 from sarathi_tune.tune.machine import Machine
 from sarathi_tune.tune.measuring import profile_of
-from sarathi_tune.tune.telling import tell_requests, tell_shapes
+from sarathi_tune.tune.telling import tell_shapes
 
 #: Seconds for the short profile: enough for the region around the objective and for a whole prompt.
 MEASURE_S = 18.0
@@ -59,8 +56,15 @@ def measure_profile(
     num_steps = _num_scatter_steps(bench.time_shape(batch), profile.max_model_len or 0)
     if num_steps:
         with ui.phase("measure scatter", total=batch.decodes) as phase:
-            requests = answers_alone(batch.decodes, num_steps + 1, config.seed, source.config.vocab_size)
-            seen = _serve(machine, requests, config.device.page_tokens, phase)
+            load = answers_alone(batch.decodes, num_steps + 1, config.seed, vocab_size=source.config.vocab_size)
+            engine = EngineConfig(
+                token_budget=max(DEFAULT_BUDGET_TOKENS, batch.decodes),
+                max_num_seqs=batch.decodes,
+                num_pages=machine.runner.cache.num_pages,
+                page_tokens=config.device.page_tokens,
+                max_model_len=load.longest_tokens,
+            )
+            seen = play_really(engine, load, machine.runner, phase)
         profile = replace(profile, samples=(*profile.samples, *scatter_rows(seen, batch.decodes)))
     if config.save_profile is not None:
         save_profile(profile, config.save_profile)
@@ -87,17 +91,3 @@ def _num_scatter_steps(step_ms: float, max_model_len: int) -> int:
     wanted = max(LEAST_SCATTER_STEPS, min(MOST_SCATTER_STEPS, round(SCATTER_S * 1e3 / step_ms)))
     room = max_model_len - STREAM_PROMPT_TOKENS - 1
     return min(wanted, room) if room >= LEAST_SCATTER_STEPS else 0
-
-
-def _serve(machine: Machine, requests: Sequence[TimedRequest], page_tokens: int, phase: Phase) -> LoadResult:
-    """The requests in the engine's loop, to their end."""
-    longest = max(item.spec.prompt_tokens + item.spec.output_tokens for item in requests)
-    engine = EngineConfig(
-        token_budget=max(DEFAULT_BUDGET_TOKENS, len(requests)),
-        max_num_seqs=len(requests),
-        num_pages=machine.runner.cache.num_pages,
-        page_tokens=page_tokens,
-        max_model_len=longest,
-    )
-    clock = SystemClock()
-    return run_load(Engine(engine, machine.runner, clock), clock, requests, on_progress=tell_requests(phase))

@@ -77,11 +77,11 @@ def steady_load(pace: SteadyPace, seed: int, *, vocab_size: int | None, max_mode
                 f"{name} of this load needs {tokens:,} tokens and the model's context is {max_model_len:,}: "
                 "choose shorter --prompts, a shorter --every or fewer --num-prompts."
             )
-    streams = _fixed(STREAM_PROMPT_TOKENS, pace.answer_tokens, pace.streams, seed, vocab_size, _FIRST_STREAM_ID)
+    answers = answers_alone(pace.streams, pace.answer_tokens, seed, vocab_size=vocab_size)
     prompts = _fixed(pace.prompt_tokens, PROMPT_ANSWER_TOKENS, pace.num_prompts, seed + 1, vocab_size, 0)
     times = [pace.first_s + index * pace.every_s for index in range(pace.num_prompts)]
     return Load(
-        requests=(*timed(streams.requests, [0.0] * pace.streams), *timed(prompts.requests, times)),
+        requests=(*answers.requests, *timed(prompts.requests, times)),
         judged=frozenset(request.request_id for request in prompts.requests),
         facts={
             "kind": "steady",
@@ -94,10 +94,10 @@ def steady_load(pace: SteadyPace, seed: int, *, vocab_size: int | None, max_mode
     )
 
 
-def answers_alone(streams: int, tokens: int, seed: int, vocab_size: int) -> tuple[TimedRequest, ...]:
-    """`streams` answers of `tokens` tokens, all from second 0 on, and nothing beside them."""
+def answers_alone(streams: int, tokens: int, seed: int, *, vocab_size: int | None) -> Load:
+    """`streams` answers of `tokens` tokens, all from second 0 on, and nothing beside them; none is judged."""
     draw = _fixed(STREAM_PROMPT_TOKENS, tokens, streams, seed, vocab_size, _FIRST_STREAM_ID)
-    return timed(draw.requests, [0.0] * streams)
+    return Load(timed(draw.requests, [0.0] * streams), frozenset())
 
 
 def workload_load(
