@@ -30,8 +30,20 @@ def seen_facts(server: RunningServer) -> Iterator[tuple[str, str]]:
         yield "budget from", basis
     if server.own_gap_ms is not None and server.seen_gap_ms is not None:
         yield "mean gap", f"{format_ms(server.own_gap_ms)} by the server's clock, {format_ms(server.seen_gap_ms)} here"
+    yield from _by_decodes(server)
     if server.client_lag_p99_ms is not None:
         yield "client", f"at most {format_ms(server.client_lag_p99_ms)} late (p99)"
+
+
+def _by_decodes(server: RunningServer) -> Iterator[tuple[str, str]]:
+    """The mean gap without prompts beside it, by number of decodes: by the server's clock, and here."""
+    both = [
+        f"{scene.decodes}: {format_ms(scene.own_ms)}, {format_ms(scene.seen_ms)}"
+        for scene in sorted(server.scenes, key=lambda scene: scene.decodes)
+        if scene.own_ms is not None and not scene.prompts
+    ]
+    if both:
+        yield "  of n decodes", "; ".join(both)
 
 
 def _budget(server: RunningServer) -> str:

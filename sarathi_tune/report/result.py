@@ -210,6 +210,19 @@ class DecodeStep:
 
 
 @dataclass(frozen=True, slots=True)
+class SceneGaps:
+    """The mean gap between the tokens of so many streams, `gaps` of them, from outside and by the server's histogram
+    (None: it has none). With no `prompts` beside the streams all of them are decode steps."""
+
+    name: str
+    decodes: int
+    prompts: int
+    gaps: int
+    seen_ms: float
+    own_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class RunningServer:
     """A live server as it was found. `budget_tokens` is the budget it seems to run with (with `is_lower_bound`: at
     least that), None when it can't be told; `interval_tokens` those that explain `prompts` prompts nearly as well, by
@@ -218,7 +231,8 @@ class RunningServer:
     `step_ms`: a full step beside the decodes of the question. `ttft_ms` and `ttft_advised_ms`: of a prompt of
     `prompt_tokens` that has every chunk for itself, now and with the advised budget. `own_gap_ms` and `seen_gap_ms`:
     the mean gap between tokens while it was measured, by the server's own histogram (None: it has none) and from
-    outside. `is_doubted`: something spoiled what was seen, and neither steps nor the budget can be trusted.
+    outside, and in `scenes` for each number of streams. `is_doubted`: something spoiled what was seen, and neither
+    steps nor the budget can be trusted.
     """
 
     url: str
@@ -238,6 +252,7 @@ class RunningServer:
     has_metrics: bool = False
     own_gap_ms: float | None = None
     seen_gap_ms: float | None = None
+    scenes: tuple[SceneGaps, ...] = ()
     is_doubted: bool = False
 
 

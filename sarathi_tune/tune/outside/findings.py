@@ -21,7 +21,7 @@ from sarathi_tune.notices import (
     steps_miscounted,
 )
 from sarathi_tune.report.build import derived_result
-from sarathi_tune.report.result import DecodeStep, Neighbour, PromptAlone, Result, RunningServer
+from sarathi_tune.report.result import DecodeStep, Neighbour, PromptAlone, Result, RunningServer, SceneGaps
 from sarathi_tune.stats import median, quantile
 from sarathi_tune.stepmodel.fit import StepModel, fit_step_model
 from sarathi_tune.tune.outside.evidence import (
@@ -36,7 +36,7 @@ from sarathi_tune.tune.outside.margin import margin
 from sarathi_tune.tune.outside.plan import Question
 from sarathi_tune.tune.outside.rows import FULL, profile_rows, repeat_noise, rounded_context
 from sarathi_tune.tune.outside.running import RunningBudget, infer_budget
-from sarathi_tune.tune.outside.seen import Seen
+from sarathi_tune.tune.outside.seen import Scene, Seen
 from sarathi_tune.tune.outside.steps import Timeline, timeline
 
 #: Where a client's event loop is later than this share of a decode step at p99, its stamps are no times of steps.
@@ -228,14 +228,31 @@ def _server(
         has_metrics=bool(observation.after.values),
         own_gap_ms=own_gap_ms(observation.before, observation.after),
         seen_gap_ms=_seen_gap_ms(observation),
+        scenes=_scene_gaps(observation),
     )
 
 
 def _seen_gap_ms(observation: Observation) -> float | None:
     """The mean gap between the tokens of all streams, beside prompts and alone."""
-    stamps = [stream.token_s for scene in observation.seen.scenes for stream in scene.streams if stream.token_s]
-    gaps = sum(len(token_s) - 1 for token_s in stamps)
-    return 1e3 * sum(token_s[-1] - token_s[0] for token_s in stamps) / gaps if gaps else None
+    gaps, seconds = _gaps(observation.seen.scenes)
+    return 1e3 * seconds / gaps if gaps else None
+
+
+def _scene_gaps(observation: Observation) -> tuple[SceneGaps, ...]:
+    found = []
+    for scene in observation.seen.scenes:
+        gaps, seconds = _gaps([scene])
+        if gaps:
+            prompts = sum(len(prompts) for prompts in scene.injections)
+            seen_ms = 1e3 * seconds / gaps
+            found.append(SceneGaps(scene.name, len(scene.streams), prompts, gaps, seen_ms, scene.own_gap_ms))
+    return tuple(found)
+
+
+def _gaps(scenes: Sequence[Scene]) -> tuple[int, float]:
+    """How many gaps between tokens there were, and their sum in seconds."""
+    stamps = [stream.token_s for scene in scenes for stream in scene.streams if stream.token_s]
+    return sum(len(token_s) - 1 for token_s in stamps), sum(token_s[-1] - token_s[0] for token_s in stamps)
 
 
 def _alone(observation: Observation) -> tuple[PromptAlone, ...]:

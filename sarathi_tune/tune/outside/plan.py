@@ -173,9 +173,9 @@ def full_context(question: Question, limits: Limits, cost: PromptCost, longest: 
 def full_prompts(
     running: RunningBudget | None, question: Question, slo_ms: float, decode_ms: float, cost: PromptCost, longest: int
 ) -> list[int]:
-    """Prompts beside the full batch, each computed in one step: a ladder up to the budget, closer around the objective,
-    but none so large that it takes many times the objective."""
-    widest = min(longest, (running.budget if running else longest) - question.decodes)
+    """Prompts beside the full batch, each computed in one step: a ladder up to the least budget that is believed,
+    closer around the objective, but none so large that it takes many times the objective."""
+    widest = min(longest, (running.interval[0] if running else longest) - question.decodes)
     at_slo = cost.tokens_within(max(1.0, slo_ms - decode_ms), max(1, widest))
     most = cost.tokens_within(4.0 * slo_ms + cost.ms(1), max(1, widest))
     around = [round(at_slo * factor) for factor in (0.6, 0.8, 1.0, 1.25, 1.6)]

@@ -77,7 +77,7 @@ def infer_budget(injections: Sequence[Injection]) -> RunningBudget | None:
             costs[budget] = _Rows(injections, budget).cost()
         return costs[budget]
 
-    coarse = list(_geometric(least, most))
+    coarse = sorted({*_geometric(least, most), *(edge for edge in _edges(injections) if least <= edge <= most)})
     best = min(coarse, key=cost)
     # several valleys can be about as deep: the rest of a prompt fits into more than one
     for valley in sorted(coarse, key=cost)[:4]:
@@ -94,7 +94,7 @@ def infer_budget(injections: Sequence[Injection]) -> RunningBudget | None:
         best = low = _joined_from(sorted(costs), set(believed), most)
     else:
         low, high = max(least, math.floor(low * (1.0 - _SMOOTH))), math.ceil(high * (1.0 + _SMOOTH))
-        best = roundest(low, high)
+        best = roundest(value for value in range(low, high + 1) if _cut_alike(injections, value, best))
     rows = _Rows(injections, best)
     return RunningBudget(
         budget=best,
@@ -107,10 +107,30 @@ def infer_budget(injections: Sequence[Injection]) -> RunningBudget | None:
     )
 
 
-def roundest(low: int, high: int) -> int:
-    """Of the whole numbers from `low` to `high` the one with the most twos in it: among budgets that explain the same
-    equally well, the one that a person would set."""
-    return max(range(low, high + 1), key=lambda value: (value & -value, -abs(2 * value - low - high)))
+def roundest(values: Iterable[int]) -> int:
+    """Among budgets that explain the same equally well, the one that a person would set: the fewest digits that count,
+    in twos or in tens (2048, 600, 96), and of those the one nearest to the middle."""
+    candidates = sorted(values)
+    middle = (candidates[0] + candidates[-1]) / 2
+    return min(candidates, key=lambda value: (_digits_that_count(value), abs(value - middle)))
+
+
+def _digits_that_count(value: int) -> int:
+    """What is left of a number without the twos, or without the tens, whichever is less."""
+    odd = value // (value & -value)
+    while value % 10 == 0:
+        value //= 10
+    return min(odd, value)
+
+
+def _cut_alike(injections: Sequence[Injection], budget: int, other: int) -> bool:
+    """Whether two budgets make as many steps of every injection. A budget that doesn't isn't equally good, even where
+    their chunks are as long to a per cent: how many steps there were is counted, not timed."""
+    return all(_num_steps(item, budget) == _num_steps(item, other) for item in injections)
+
+
+def _num_steps(item: Injection, budget: int) -> int:
+    return -(-item.num_tokens // (budget - item.decodes))
 
 
 def chunks_of(prompts: Iterable[int], width: int) -> list[Chunks]:
@@ -216,6 +236,15 @@ def _geometric(low: int, high: int) -> Iterator[int]:
         yield value
         value = max(value + 1, int(value * _COARSE))
     yield high
+
+
+def _edges(injections: Iterable[Injection]) -> Iterator[int]:
+    """The smallest budgets that compute each prompt in as many steps as it stalled: prompts of about a step's length,
+    or a multiple, lie on both sides of the budget within a few tokens, where a coarse candidate cuts most of them
+    otherwise than they were."""
+    for item in injections:
+        stalled = sum(step.duration_ms > _STALLED * item.plain_ms for step in item.steps)
+        yield -(-item.num_tokens // max(1, stalled)) + item.decodes
 
 
 def _joined_from(tried: Sequence[int], believed: set[int], most: int) -> int:

@@ -10,12 +10,12 @@ import time
 from array import array
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from sarathi_tune.errors import TargetError
 from sarathi_tune.loadgen.http.dialogue import Answer, Dialogue
 from sarathi_tune.report.progress import Phase
-from sarathi_tune.tune.outside.evidence import Exposition, read_exposition
+from sarathi_tune.tune.outside.evidence import Exposition, own_gap_ms, read_exposition
 from sarathi_tune.tune.outside.plan import Limits
 from sarathi_tune.tune.outside.seen import Alone, Prompt, Scene, SteadyStream
 from sarathi_tune.workload.spec import RequestSpec
@@ -75,6 +75,11 @@ class Observer:
                 return reading
             await asyncio.sleep(0.1)
 
+    async def _reading(self) -> Exposition:
+        """The metrics as they are; empty where there are none."""
+        text = await self.dialogue.metrics()
+        return Exposition() if text is None else read_exposition(text)
+
     async def warm_up(self) -> None:
         """One prompt with an answer of some tokens, read to its end. Finds token ids that the server takes."""
         for vocabulary in _VOCABULARIES:
@@ -121,11 +126,13 @@ class Observer:
         left = list(injections)
         self.phase.describe(f"{name}: {decodes} x {context:,}")
         for opening in range(_MOST_OPENINGS):
+            before = await self._reading()
             async with self._streams(decodes, context, tokens, has_prompts=bool(injections)) as streams:
                 async with self._watching():
                     num_first = num_plain if opening == 0 else PAUSE_STEPS
                     answered, has_room = await self._run_scene(streams, num_first, left)
-                self.scenes.append(Scene(name, tuple(_steady(stream) for stream in streams), tuple(answered)))
+                scene = Scene(name, tuple(_steady(stream) for stream in streams), tuple(answered))
+            self.scenes.append(replace(scene, own_gap_ms=own_gap_ms(before, await self._reading())))
             del left[: len(answered)]
             if not has_room:
                 self.most_decodes = len(streams)

@@ -10,11 +10,11 @@ from sarathi_tune.config.slo import Slo
 from sarathi_tune.loadgen.http.openai import Dialect
 from sarathi_tune.loadgen.http.probe import ServerFacts
 from sarathi_tune.measure.shapes import Shape
-from sarathi_tune.report.outside import running_now
+from sarathi_tune.report.outside import running_now, seen_facts
 from sarathi_tune.tune.outside.evidence import Exposition, Sent
 from sarathi_tune.tune.outside.findings import Observation, conclude
 from sarathi_tune.tune.outside.plan import ladder, settle
-from sarathi_tune.tune.outside.seen import Alone, Scene, Seen
+from sarathi_tune.tune.outside.seen import Alone, Scene, Seen, SteadyStream
 from tests.profiles import cpu_like
 from tests.tune.outside.virtual import VirtualServer
 
@@ -95,6 +95,21 @@ def test_the_advice_is_the_largest_step_within_the_objective() -> None:
     assert [row.label for row in result.advice.neighbours if row.budget_tokens == result.server.budget_tokens] == [
         "running now"
     ]
+
+
+def test_the_gaps_of_each_scene_stand_beside_the_servers_own() -> None:
+    """Two streams whose gaps are 10 and 30 ms, in the mean 20, and a server that says 19."""
+    streams = tuple(SteadyStream(64, (late, late + 0.010, late + 0.040)) for late in (0.0, 0.001))
+    found = observation()
+    scene = Scene("hand", streams, own_gap_ms=19.0)
+    result = conclude(config(), replace(found, seen=replace(found.seen, scenes=(*found.seen.scenes, scene))))[1]
+    assert result.server is not None
+    gaps = result.server.scenes[-1]
+    assert (gaps.name, gaps.decodes, gaps.prompts, gaps.gaps) == ("hand", 2, 0, 4)
+    assert gaps.seen_ms == pytest.approx(20.0)
+    assert gaps.own_ms == 19.0
+    assert result.server.scenes[1].prompts == len(ladder(4000))
+    assert ("  of n decodes", "2: 19.0 ms, 20.0 ms") in list(seen_facts(result.server))
 
 
 def test_an_objective_out_of_reach() -> None:

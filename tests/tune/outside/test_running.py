@@ -98,10 +98,18 @@ def test_prompts_are_cut_first_come_first_served() -> None:
 
 @pytest.mark.parametrize(
     ("low", "high", "expected"),
-    [(2030, 2050, 2048), (508, 512, 512), (127, 128, 128), (197, 197, 197), (190, 194, 192)],
+    [
+        (2030, 2050, 2048),
+        (508, 512, 512),
+        (127, 128, 128),
+        (197, 197, 197),
+        (190, 194, 192),
+        (589, 608, 600),
+        (1990, 2015, 2000),
+    ],
 )
 def test_the_roundest_of_equals(low: int, high: int, expected: int) -> None:
-    assert roundest(low, high) == expected
+    assert roundest(range(low, high + 1)) == expected
 
 
 def test_a_chunk_of_one_step_by_hand() -> None:
@@ -119,5 +127,29 @@ def test_a_chunk_of_one_step_by_hand() -> None:
     ]
     found = infer_budget(items)
     assert found is not None
-    assert found.budget in (64, 65)
+    assert found.budget in (65, 66), "64 would have cut 192 into four steps"
     assert found.interval[0] <= 65 <= (found.interval[1] or 0)
+
+
+def test_a_rounder_budget_that_would_cut_prompts_otherwise_is_not_chosen() -> None:
+    """Decode steps of 10 ms and 0.25 ms per token, a budget of 604 beside 4 decodes. A prompt of 602 took a full step
+    and one of 2 tokens, which 608 would have taken in one; 600 and 605 would cut one of the others otherwise."""
+    cuts = {602: (600, 2), 600: (600,), 1800: (600, 600, 600), 300: (300,), 100: (100,), 30: (30,), 900: (600, 300)}
+    items = [
+        Injection(
+            scene="hand",
+            prompts=(tokens,),
+            answered_at=(len(cut),),
+            steps=tuple(Step(0.0, 10.0 + 0.25 * extra, 4, 100.0) for extra in (0, *cut)),
+            plain_ms=10.0,
+        )
+        for tokens, cut in cuts.items()
+    ]
+    found = infer_budget(items)
+    assert found is not None
+    low, high = found.interval
+    assert low <= 600
+    assert high is not None
+    assert high >= 608, "the interval still says how far a smooth price of tokens can tell"
+    assert found.budget in (604, 605)
+    assert found.miscounted == 0

@@ -43,6 +43,12 @@ def test_a_known_schedule_is_inferred(budget: int, tmp_path: Path) -> None:
     assert server["has_metrics"] is True
     assert server["own_gap_ms"] > 4
     assert server["seen_gap_ms"] == pytest.approx(server["own_gap_ms"], rel=0.05)
+    scenes = {scene["name"]: scene for scene in server["scenes"]}
+    assert set(scenes) >= {"one", "few", "full", "short"}
+    assert scenes["one"]["decodes"] == 1
+    assert scenes["one"]["prompts"] == 0
+    assert scenes["full"]["prompts"] > 0
+    assert all(scene["seen_ms"] == pytest.approx(scene["own_ms"], rel=0.1) for scene in scenes.values())
     prompts = [tuple(seen.body["prompt"]) for seen in log.requests if seen.path == "/v1/completions"]
     long = [prompt for prompt in prompts if len(prompt) > 16]
     assert len({prompt[:16] for prompt in long}) == len(long), "no two prompts begin alike"
@@ -57,6 +63,7 @@ def test_a_server_without_metrics_that_runs_fewer_than_asked(tmp_path: Path) -> 
         ended = tune(url, tmp_path, "--json", "-")
     found = document_of(ended)
     assert found["server"]["has_metrics"] is False
+    assert all(scene["own_ms"] is None for scene in found["server"]["scenes"])
     assert found["server"]["budget_tokens"] == pytest.approx(128, rel=0.15)
     assert found["advice"]["max_num_seqs"] == 5
     assert "server-runs-fewer" in {notice["code"] for notice in found["notices"]}
