@@ -63,6 +63,7 @@ def plan_outside(config: OutsideConfig) -> RunPlan:
             PlannedPhase("few decodes", f"{plan.FEW} streams, prompts up to the longest among them", 3 * share),
             PlannedPhase("full batch", f"{question.decodes} streams, prompts around the objective", 4 * share),
             PlannedPhase("refine", "prompts on both sides of multiples of the budget seen", 2 * share),
+            PlannedPhase("again", "decodes and prompts among them, where half of the time is left"),
             PlannedPhase("derive", "running budget, step model, budget for the objective", 1.0),
         ),
         settings=_settings(config, question, None),

@@ -107,7 +107,7 @@ def _profile(
         model={"name": facts.dialect.model, "serve_name": facts.dialect.model},
         engine={"name": facts.server or "OpenAI-compatible server"} | _engine_facts(observation),
         notices=tuple(notice.as_dict() for notice in found),
-        noise=full[0] if full else None,
+        noise=max(full, default=None),
         max_model_len=facts.max_model_len,
         source="sarathi-tune --target",
         created=datetime.now(UTC).isoformat(timespec="seconds"),

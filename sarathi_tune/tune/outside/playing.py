@@ -24,6 +24,9 @@ _ALONE_ROUNDS, _SHORT_TIMES = 3, 3
 #: over.
 _NARROW, _REFINE_UNTIL = 1.03, 0.9
 _MOST_REFINEMENTS = 3
+#: All scenes are played again where they took no more than this share of the time: a machine that was slower for a few
+#: seconds, or a step that something fell into, is then one of two.
+_AGAIN_UNTIL = 0.45
 
 
 @dataclass(slots=True, eq=False)
@@ -48,21 +51,32 @@ class Play:
         # one place of the batch is left to the prompts
         few = max(1, min(plan.FEW, self.question.decodes - 1))
         prompts = plan.in_turns(_short_ones_again(plan.ladder(longest)), 1, self.config.seed)
-        await self._scene("few", few, plan.SHORT_TOKENS, [(length,) for length in prompts], None)
+        await self._all_scenes(few, prompts, cost, longest)
         running = self._running()
-        await self._full(cost, longest, running)
-        running = self._running()
-        decodes = self.question.decodes
-        for name, count, context in self._others(decodes):
-            if not observer.is_late:
-                await self._scene(name, count, context, [], running)
         for _ in range(_MOST_REFINEMENTS):
-            if self._is_settled(running) or time.perf_counter() - self.started_s > self.seconds * _REFINE_UNTIL:
+            if self._is_settled(running) or self._passed > _REFINE_UNTIL:
                 break
             assert running is not None, "without injections it counts as settled"
             found = plan.refining_prompts(running, few, longest)
             await self._scene("refine", few, plan.SHORT_TOKENS, found, running)
             running = self._running()
+        if self._passed <= _AGAIN_UNTIL:
+            await self._all_scenes(few, prompts[::-1], cost, longest)
+
+    async def _all_scenes(self, few: int, prompts: Sequence[int], cost: PromptCost, longest: int) -> None:
+        """Every number of decodes once, with prompts beside the few and the full batch."""
+        ladder = [(length,) for length in prompts]
+        await self._scene("few", few, plan.SHORT_TOKENS, ladder, self._running())
+        await self._full(cost, longest, self._running())
+        running = self._running()
+        for name, count, context in self._others(self.question.decodes):
+            if not self.observer.is_late:
+                await self._scene(name, count, context, [], running)
+
+    @property
+    def _passed(self) -> float:
+        """The share of the time that is over."""
+        return (time.perf_counter() - self.started_s) / self.seconds
 
     @property
     def limits(self) -> Limits:
@@ -95,8 +109,9 @@ class Play:
         """The batch that the advice is about, beside prompts around the objective."""
         asked = self.question.decodes
         context, reason = plan.full_context(self.question, self.limits, cost, longest)
-        if reason:
-            self.notices.append(context_shortened(self.question.context, context, reason))
+        told = context_shortened(self.question.context, context, reason)
+        if reason and told not in self.notices:
+            self.notices.append(told)
         few_ms = self._decode_ms()
         slo_ms = self.config.slo.itl_ms - self.config.overhead_ms
         lengths = plan.full_prompts(running, self.question, slo_ms, few_ms, cost, longest)
