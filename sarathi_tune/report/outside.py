@@ -43,7 +43,7 @@ def _by_decodes(server: RunningServer) -> Iterator[tuple[str, str]]:
         if scene.own_ms is not None and not scene.prompts
     ]
     if both:
-        yield "  of n decodes", "; ".join(both)
+        yield "  n decodes", "; ".join(both)
 
 
 def _budget(server: RunningServer) -> str:

@@ -212,7 +212,8 @@ class DecodeStep:
 @dataclass(frozen=True, slots=True)
 class SceneGaps:
     """The mean gap between the tokens of so many streams, `gaps` of them, from outside and by the server's histogram
-    (None: it has none). With no `prompts` beside the streams all of them are decode steps."""
+    (None: it has none). With no `prompts` beside the streams all of them are decode steps, otherwise the steps of the
+    prompts count too, and those in which the streams began."""
 
     name: str
     decodes: int

@@ -4,6 +4,7 @@ import platform
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from itertools import pairwise
 from typing import Any
 
 from sarathi_tune.budget.derive import derive
@@ -234,25 +235,26 @@ def _server(
 
 def _seen_gap_ms(observation: Observation) -> float | None:
     """The mean gap between the tokens of all streams, beside prompts and alone."""
-    gaps, seconds = _gaps(observation.seen.scenes)
-    return 1e3 * seconds / gaps if gaps else None
+    gaps_s = [gap_s for scene in observation.seen.scenes for gap_s in _gaps_s(scene, 0.0)]
+    return 1e3 * sum(gaps_s) / len(gaps_s) if gaps_s else None
 
 
 def _scene_gaps(observation: Observation) -> tuple[SceneGaps, ...]:
     found = []
     for scene in observation.seen.scenes:
-        gaps, seconds = _gaps([scene])
-        if gaps:
+        gaps_s = _gaps_s(scene, scene.own_since_s)
+        if gaps_s:
             prompts = sum(len(prompts) for prompts in scene.injections)
-            seen_ms = 1e3 * seconds / gaps
-            found.append(SceneGaps(scene.name, len(scene.streams), prompts, gaps, seen_ms, scene.own_gap_ms))
+            seen_ms = 1e3 * sum(gaps_s) / len(gaps_s)
+            found.append(
+                SceneGaps(scene.name, len(scene.streams), prompts, len(gaps_s), seen_ms, own_ms=scene.own_gap_ms)
+            )
     return tuple(found)
 
 
-def _gaps(scenes: Sequence[Scene]) -> tuple[int, float]:
-    """How many gaps between tokens there were, and their sum in seconds."""
-    stamps = [stream.token_s for scene in scenes for stream in scene.streams if stream.token_s]
-    return sum(len(token_s) - 1 for token_s in stamps), sum(token_s[-1] - token_s[0] for token_s in stamps)
+def _gaps_s(scene: Scene, since_s: float) -> list[float]:
+    """The gaps between tokens of each stream that ended after `since_s`."""
+    return [after - before for stream in scene.streams for before, after in pairwise(stream.token_s) if after > since_s]
 
 
 def _alone(observation: Observation) -> tuple[PromptAlone, ...]:

@@ -32,12 +32,13 @@ class Prompt:
 class Scene:
     """`streams` that decode together, and the injections beside them in order of time: the prompts of one injection
     were sent in the same moment. No injection is sent before the last one has been answered. `own_gap_ms`: the mean gap
-    between tokens meanwhile by the server's clock; None where it doesn't say."""
+    between tokens by the server's clock, of those that ended after `own_since_s`; None where it doesn't say."""
 
     name: str
     streams: tuple[SteadyStream, ...]
     injections: tuple[tuple[Prompt, ...], ...] = ()
     own_gap_ms: float | None = None
+    own_since_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

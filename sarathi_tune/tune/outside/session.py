@@ -128,11 +128,15 @@ class Observer:
         for opening in range(_MOST_OPENINGS):
             before = await self._reading()
             async with self._streams(decodes, context, tokens, has_prompts=bool(injections)) as streams:
+                since_s = 0.0
+                if not injections:  # with all of them begun, only decode steps are left; it costs one of them
+                    before, since_s = await self._reading(), time.perf_counter()
                 async with self._watching():
                     num_first = num_plain if opening == 0 else PAUSE_STEPS
                     answered, has_room = await self._run_scene(streams, num_first, left)
                 scene = Scene(name, tuple(_steady(stream) for stream in streams), tuple(answered))
-            self.scenes.append(replace(scene, own_gap_ms=own_gap_ms(before, await self._reading())))
+            own_ms = own_gap_ms(before, await self._reading())
+            self.scenes.append(replace(scene, own_gap_ms=own_ms, own_since_s=since_s))
             del left[: len(answered)]
             if not has_room:
                 self.most_decodes = len(streams)

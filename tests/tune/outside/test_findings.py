@@ -98,10 +98,11 @@ def test_the_advice_is_the_largest_step_within_the_objective() -> None:
 
 
 def test_the_gaps_of_each_scene_stand_beside_the_servers_own() -> None:
-    """Two streams whose gaps are 10 and 30 ms, in the mean 20, and a server that says 19."""
-    streams = tuple(SteadyStream(64, (late, late + 0.010, late + 0.040)) for late in (0.0, 0.001))
+    """Two streams whose gaps are 10 and 30 ms, in the mean 20, behind one of 500 ms, when the server's count hadn't
+    begun; the server says 19."""
+    streams = tuple(SteadyStream(64, (late - 0.5, late, late + 0.010, late + 0.040)) for late in (5.0, 5.001))
     found = observation()
-    scene = Scene("hand", streams, own_gap_ms=19.0)
+    scene = Scene("hand", streams, own_gap_ms=19.0, own_since_s=5.005)
     result = conclude(config(), replace(found, seen=replace(found.seen, scenes=(*found.seen.scenes, scene))))[1]
     assert result.server is not None
     gaps = result.server.scenes[-1]
@@ -109,7 +110,7 @@ def test_the_gaps_of_each_scene_stand_beside_the_servers_own() -> None:
     assert gaps.seen_ms == pytest.approx(20.0)
     assert gaps.own_ms == 19.0
     assert result.server.scenes[1].prompts == len(ladder(4000))
-    assert ("  of n decodes", "2: 19.0 ms, 20.0 ms") in list(seen_facts(result.server))
+    assert ("  n decodes", "2: 19.0 ms, 20.0 ms") in list(seen_facts(result.server))
 
 
 def test_an_objective_out_of_reach() -> None:

@@ -43,8 +43,8 @@ class VirtualObserver:
         decodes: int,
         context: int,
         *,
-        tokens: int,
-        num_plain: int,
+        tokens: int,  # noqa: ARG002
+        num_plain: int,  # noqa: ARG002
         injections: Sequence[tuple[int, ...]] = (),
     ) -> None:
         self.scenes.append(replace(self.server.play(decodes, injections, context=context), name=name))
