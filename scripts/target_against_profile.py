@@ -5,7 +5,8 @@
 Every round starts `sarathi-tune serve` with the budget, measures it with `sarathi-tune --target`, stops it, and times
 the steps that were seen with `sarathi-tune profile --shapes`. Nothing else should run meanwhile. Prints a table per
 round: the engine's own time, what was seen from outside, and the step model that was fitted to it; then how many lie
-within 10 %. Writes the last round's documents to `--out`.
+within 10 %, and at the end the same for the medians over all rounds, because a machine may be faster for one process
+than for the next. Writes the last round's documents to `--out`.
 """
 
 import argparse
@@ -114,6 +115,21 @@ def counts(rows: Sequence[Row]) -> str:
     return f"within {NEAR * 100:.0f} %: {seen} of {len(rows)} as seen, {fitted} of {len(rows)} as fitted"
 
 
+def medians(rounds: Sequence[Sequence[Row]]) -> list[Row]:
+    """A row per step that more than half of the rounds have: median errors, over the median of its own time."""
+    by_name: dict[str, list[Row]] = {}
+    for row in (row for rows in rounds for row in rows):
+        by_name.setdefault(row.name, []).append(row)
+    found = []
+    for name, rows in by_name.items():
+        if 2 * len(rows) > len(rounds):
+            own_ms = statistics.median(row.own_ms for row in rows)
+            seen = 1 + statistics.median(row.seen_error for row in rows)
+            fitted = 1 + statistics.median(row.fitted_error for row in rows)
+            found.append(Row(name, own_ms, own_ms * seen, own_ms * fitted, sum(row.count for row in rows)))
+    return found
+
+
 def run_round(options: argparse.Namespace, out: Path) -> tuple[dict[str, Any], list[Row]]:
     """One server, measured from outside and then by itself: the result, and a row per step."""
     result_path, own = out / "result.json", out / "own.profile.json"
@@ -145,15 +161,20 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=8771)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    rounds = []
     for number in range(1, options.rounds + 1):
         with tempfile.TemporaryDirectory() as folder:
             out = options.out or Path(folder)
             out.mkdir(parents=True, exist_ok=True)
             result, rows = run_round(options, out)
+        rounds.append(rows)
         facts = result["server"]
         low, high = facts["interval_tokens"] or (None, None)
         print(f"Round {number}: started with {options.budget}, inferred {facts['budget_tokens']} ({low} to {high})\n")
         print(f"{as_table(rows)}\n\n{counts(rows)}\n", flush=True)
+    if len(rounds) > 1:
+        rows = medians(rounds)
+        print(f"Medians over {len(rounds)} rounds\n\n{as_table(rows)}\n\n{counts(rows)}")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from sarathi_tune.measure.profile import Profile, save_profile
-from scripts.target_against_profile import Row, as_table, compare, counts
+from scripts.target_against_profile import Row, as_table, compare, counts, medians
 from tests.profiles import cpu_like, measured
 
 
@@ -34,3 +34,15 @@ def test_the_table_by_hand() -> None:
         "| 64@0 | 20.0 | 20.0 | +0 % | 21.9 | +9 % | 1 |",
     ]
     assert counts(rows) == "within 10 %: 1 of 2 as seen, 2 of 2 as fitted"
+
+
+def test_medians_over_rounds_by_hand() -> None:
+    rounds = [
+        [Row("8x384", 10.0, 11.5, 11.2, 3), Row("64@0", 20.0, 30.0, 30.0, 1)],
+        [Row("8x384", 12.0, 12.6, 12.6, 2)],
+        [Row("8x384", 11.0, 10.0, 11.0, 1)],
+    ]
+    (row,) = medians(rounds)
+    assert (row.name, row.own_ms, row.count) == ("8x384", 11.0, 6)
+    assert row.seen_error == pytest.approx(0.05)
+    assert row.fitted_error == pytest.approx(0.05)

@@ -35,7 +35,7 @@ from sarathi_tune.tune.outside.evidence import (
 )
 from sarathi_tune.tune.outside.margin import margin
 from sarathi_tune.tune.outside.plan import Question
-from sarathi_tune.tune.outside.rows import FULL, profile_rows, repeat_noise, rounded_context
+from sarathi_tune.tune.outside.rows import FULL, drift, profile_rows, repeat_noise, rounded_context
 from sarathi_tune.tune.outside.running import RunningBudget, infer_budget
 from sarathi_tune.tune.outside.seen import Scene, Seen
 from sarathi_tune.tune.outside.steps import Timeline, timeline
@@ -101,14 +101,15 @@ def _profile(
     observation: Observation, timelines: Sequence[Timeline], running: RunningBudget | None, found: Sequence[Notice]
 ) -> Profile:
     facts = observation.facts
-    full = [noise for line in timelines if line.name == FULL and (noise := repeat_noise(line)) is not None]
+    full = [line for line in timelines if line.name == FULL]
+    differences = [*map(repeat_noise, full), drift(full)]
     return Profile(
         samples=profile_rows(timelines, observation.seen.alone, running),
         machine={"name": f"behind {observation.url}, seen from {platform.node() or 'here'}"},
         model={"name": facts.dialect.model, "serve_name": facts.dialect.model},
         engine={"name": facts.server or "OpenAI-compatible server"} | _engine_facts(observation),
         notices=tuple(notice.as_dict() for notice in found),
-        noise=max(full, default=None),
+        noise=max((share for share in differences if share is not None), default=None),
         max_model_len=facts.max_model_len,
         source="sarathi-tune --target",
         created=datetime.now(UTC).isoformat(timespec="seconds"),

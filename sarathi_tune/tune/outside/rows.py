@@ -102,6 +102,21 @@ def repeat_noise(line: Timeline) -> float | None:
     return abs(median(first) - median(second)) / (0.5 * (median(first) + median(second)))
 
 
+def drift(lines: Sequence[Timeline]) -> float | None:
+    """How far the same decode steps differ between the first and the last of several scenes, in the median over them;
+    None where they have none in common."""
+    first, last = ({}, {}) if len(lines) < 2 else (_plain_medians(lines[0]), _plain_medians(lines[-1]))
+    shares = [abs(last[shape] / first[shape] - 1.0) for shape in first if shape in last]
+    return median(shares) if shares else None
+
+
+def _plain_medians(line: Timeline) -> dict[Shape, float]:
+    times: dict[Shape, list[float]] = {}
+    for step in line.plain:
+        times.setdefault(Shape(step.decodes, rounded_context(step.context)), []).append(step.duration_ms)
+    return {shape: median(values) for shape, values in times.items() if len(values) >= _BLOCK}
+
+
 def rounded_context(context: float) -> int:
     """Keys rounded to a few per cent, so that steps of about the same context are one row."""
     unit = 1

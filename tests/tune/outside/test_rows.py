@@ -6,7 +6,7 @@ import pytest
 
 from sarathi_tune.measure.profile import Sample
 from sarathi_tune.measure.shapes import Shape
-from sarathi_tune.tune.outside.rows import profile_rows, repeat_noise, request_overhead_ms, rounded_context
+from sarathi_tune.tune.outside.rows import drift, profile_rows, repeat_noise, request_overhead_ms, rounded_context
 from sarathi_tune.tune.outside.running import RunningBudget
 from sarathi_tune.tune.outside.seen import Alone
 from sarathi_tune.tune.outside.steps import Injection, Step, Timeline
@@ -81,6 +81,15 @@ def test_the_same_step_is_set_against_itself() -> None:
     restless = plain("full", 8, 64.0, *([20.0] * 5 + [30.0] * 5) * 4)
     assert repeat_noise(restless) == pytest.approx(0.4)
     assert repeat_noise(plain("full", 8, 64.0, *([20.0] * 10))) is None
+
+
+def test_a_machine_that_became_slower_is_seen_between_two_scenes() -> None:
+    before, after = plain("full", 8, 64.0, *([20.0] * 9)), plain("full", 8, 64.0, *([26.0] * 9))
+    assert drift([before, after]) == pytest.approx(0.3)
+    assert drift([before, plain("full", 7, 64.0, *([26.0] * 9))]) is None
+    assert drift([before, plain("full", 8, 64.0, 26.0)]) is None, "one step is no median"
+    assert drift([before]) is None
+    assert drift([]) is None
 
 
 @pytest.mark.parametrize("context", [1, 7, 16, 33, 100, 509, 1000, 5000])
