@@ -130,6 +130,13 @@ def medians(rounds: Sequence[Sequence[Row]]) -> list[Row]:
     return found
 
 
+def clocks(scenes: Sequence[dict[str, Any]]) -> str:
+    """The mean gap of each scene by the server's clock and from outside: where they agree and the profile doesn't, it
+    is the machine that changed."""
+    pairs = (f"{scene['name']} {scene['own_ms']:.1f}, {scene['seen_ms']:.1f}" for scene in scenes if scene["own_ms"])
+    return "mean gap by the server's clock and from outside, ms: " + "; ".join(pairs)
+
+
 def run_round(options: argparse.Namespace, out: Path) -> tuple[dict[str, Any], list[Row]]:
     """One server, measured from outside and then by itself: the result, and a row per step."""
     result_path, own = out / "result.json", out / "own.profile.json"
@@ -171,7 +178,7 @@ def main() -> None:
         facts = result["server"]
         low, high = facts["interval_tokens"] or (None, None)
         print(f"Round {number}: started with {options.budget}, inferred {facts['budget_tokens']} ({low} to {high})\n")
-        print(f"{as_table(rows)}\n\n{counts(rows)}\n", flush=True)
+        print(f"{as_table(rows)}\n\n{counts(rows)}\n{clocks(facts['scenes'])}\n", flush=True)
     if len(rounds) > 1:
         rows = medians(rounds)
         print(f"Medians over {len(rounds)} rounds\n\n{as_table(rows)}\n\n{counts(rows)}")

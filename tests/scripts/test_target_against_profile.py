@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from sarathi_tune.measure.profile import Profile, save_profile
-from scripts.target_against_profile import Row, as_table, compare, counts, medians
+from scripts.target_against_profile import Row, as_table, clocks, compare, counts, medians
 from tests.profiles import cpu_like, measured
 
 
@@ -46,3 +46,8 @@ def test_medians_over_rounds_by_hand() -> None:
     assert (row.name, row.own_ms, row.count) == ("8x384", 11.0, 6)
     assert row.seen_error == pytest.approx(0.05)
     assert row.fitted_error == pytest.approx(0.05)
+
+
+def test_both_clocks_by_hand() -> None:
+    scenes = [{"name": "one", "own_ms": 7.51, "seen_ms": 7.5}, {"name": "few", "own_ms": None, "seen_ms": 50.0}]
+    assert clocks(scenes) == "mean gap by the server's clock and from outside, ms: one 7.5, 7.5"
