@@ -105,7 +105,9 @@ def repeat_noise(line: Timeline) -> float | None:
 def drift(lines: Sequence[Timeline]) -> float | None:
     """How far the same decode steps differ between the first and the last of several scenes, in the median over them;
     None where they have none in common."""
-    first, last = ({}, {}) if len(lines) < 2 else (_plain_medians(lines[0]), _plain_medians(lines[-1]))
+    if len(lines) < 2:
+        return None
+    first, last = _plain_medians(lines[0]), _plain_medians(lines[-1])
     shares = [abs(last[shape] / first[shape] - 1.0) for shape in first if shape in last]
     return median(shares) if shares else None
 

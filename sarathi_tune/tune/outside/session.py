@@ -243,8 +243,7 @@ class Observer:
 
     async def _settled(self) -> None:
         """Until the server has freed what was given up; where it doesn't say, as long as that takes elsewhere."""
-        text = await self.dialogue.metrics()
-        if text is None or read_exposition(text).value("vllm:num_requests_running") is None:
+        if (await self._reading()).value("vllm:num_requests_running") is None:
             await asyncio.sleep(0.3)
             return
         await self.metrics()
