@@ -2,61 +2,73 @@
 
     python -m scripts.target_against_profile --model DIRECTORY [--budget 256] [--threads 2] [--rounds 3] [--out FOLDER]
 
-Every round starts `sarathi-tune serve` with the budget, measures it with `sarathi-tune --target`, stops it, and times
-the steps that were seen with `sarathi-tune profile --shapes`. Nothing else should run meanwhile. Prints a table per
-round: the engine's own time, what was seen from outside, and the step model that was fitted to it; then how many lie
-within 10 %, and at the end the same for the medians over all rounds, because a machine may be faster for one process
-than for the next. Writes the last round's documents to `--out`.
+Every round starts `sarathi-tune serve --record` with the budget, measures it with `sarathi-tune --target`, stops it,
+and times the steps that were seen with `sarathi-tune profile --shapes`. Nothing else should run meanwhile. Prints a
+table per round: the engine's time of each step, alone and as it served, what was seen from outside, and the step model
+that was fitted to that; then how many lie within 10 % of either time, and of the profile's steps how many the engine
+itself computed within 10 % of it as it served, which is what a machine that is faster for one process than for the next
+leaves to be found. At the end the same for the medians over all rounds. Writes the last round's documents to `--out`.
 """
 
 import argparse
 import json
+import math
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sarathi_tune.machine.cpu import describe_cpu
-from sarathi_tune.measure.profile import Sample, load_profile
+from sarathi_tune.measure.profile import Profile, Sample, load_profile
+from sarathi_tune.measure.shapes import Shape
 from sarathi_tune.stepmodel.fit import fit_step_model
 
 NEAR = 0.10
+#: A step that the server computed is the one that was seen when contexts, chunks and prefixes differ by this at most.
+_SAME = 0.05
 _START_S = 120.0
 
 
 @dataclass(frozen=True)
 class Row:
-    """One step: milliseconds by the engine's own clock, as seen from outside, and as fitted to that."""
+    """One step in milliseconds: by the engine's own clock, alone and as it served; as seen from outside, `count` times;
+    and as fitted to that."""
 
     name: str
     own_ms: float
+    served_ms: float
     seen_ms: float
     fitted_ms: float
     count: int
 
-    @property
-    def seen_error(self) -> float:
-        """How much too long it came out, as a share."""
-        return self.seen_ms / self.own_ms - 1
 
-    @property
-    def fitted_error(self) -> float:
-        """How much too long the model has it, as a share."""
-        return self.fitted_ms / self.own_ms - 1
+#: What is compared: the name of the time that counts, and the one that is set against it.
+Pair = tuple[Callable[[Row], float], Callable[[Row], float]]
+SEEN_OWN: Pair = (lambda row: row.own_ms, lambda row: row.seen_ms)
+FITTED_OWN: Pair = (lambda row: row.own_ms, lambda row: row.fitted_ms)
+SEEN_SERVED: Pair = (lambda row: row.served_ms, lambda row: row.seen_ms)
+FITTED_SERVED: Pair = (lambda row: row.served_ms, lambda row: row.fitted_ms)
+SERVED_OWN: Pair = (lambda row: row.own_ms, lambda row: row.served_ms)
+
+
+def error(row: Row, pair: Pair) -> float:
+    """How much too long a step came out, as a share."""
+    return pair[1](row) / pair[0](row) - 1
 
 
 @contextmanager
-def server(model: str, budget: int, threads: int, port: int) -> Iterator[str]:
-    """The built-in server, ready; its address."""
-    flags = ("--max-num-batched-tokens", str(budget), "--max-num-seqs", "32", "--threads", str(threads))
-    command = [sys.executable, "-m", "sarathi_tune", "serve", "--model", model, *flags, "--port", str(port)]
+def server(model: str, budget: int, threads: int, port: int, record: Path) -> Iterator[str]:
+    """The built-in server, ready; its address. Its steps are in `record` behind that."""
+    flags = ["--max-num-batched-tokens", str(budget), "--max-num-seqs", "32", "--threads", str(threads)]
+    flags += ["--record", str(record), "--port", str(port)]
+    command = [sys.executable, "-m", "sarathi_tune", "serve", "--model", model, *flags]
     url = f"http://127.0.0.1:{port}"
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
         try:
@@ -77,17 +89,39 @@ def _wait_ready(process: subprocess.Popen[bytes], url: str) -> None:
     raise SystemExit(f"The server at {url} did not start.")
 
 
-def compare(seen: Path, own: Path) -> list[Row]:
-    """A row per step of the profile `seen`, in its order; `own` has the same steps."""
-    profile = load_profile(seen)
+def compare(seen: Path, own: Path, served: Path) -> list[Row]:
+    """A row per step of the profile `seen` that the server computed, in its order; `own` has the same steps, `served`
+    those of the server."""
+    profile, record = load_profile(seen), load_profile(served)
     model = fit_step_model(profile)
     own_ms = {str(sample.shape): sample.median_ms for sample in load_profile(own).samples}
     rows = []
     for name, samples in _by_shape(profile.samples).items():
-        times = [ms for sample in samples for ms in sample.times_ms]
-        fitted = model.predict_ms(samples[0].shape.step_shape)
-        rows.append(Row(name, own_ms[name], statistics.median(times), fitted, len(times)))
+        shape = samples[0].shape
+        served_ms = served_time(shape, record)
+        if served_ms is not None:
+            times = [ms for sample in samples for ms in sample.times_ms]
+            fitted = model.predict_ms(shape.step_shape)
+            rows.append(Row(name, own_ms[name], served_ms, statistics.median(times), fitted, len(times)))
     return rows
+
+
+def served_time(shape: Shape, record: Profile) -> float | None:
+    """The median of the steps that are the most like this one, in milliseconds; None without any."""
+    alike = {sample: _distance(sample.shape, shape) for sample in record.samples if sample.times_ms}
+    nearest = min(alike.values(), default=math.inf)
+    if nearest > _SAME:
+        return None
+    return statistics.median(ms for sample, far in alike.items() if far == nearest for ms in sample.times_ms)
+
+
+def _distance(one: Shape, other: Shape) -> float:
+    """The largest relative difference of two steps with as many decodes; a prefix counts beside its chunk."""
+    if one.decodes != other.decodes or bool(one.chunk) != bool(other.chunk):
+        return math.inf
+    pairs = [(one.context, other.context), (one.chunk, other.chunk)]
+    pairs.append((one.prefix + one.chunk, other.prefix + other.chunk))
+    return max(abs(a - b) / max(a, b, 1) for a, b in pairs)
 
 
 def _by_shape(samples: Sequence[Sample]) -> dict[str, list[Sample]]:
@@ -99,20 +133,32 @@ def _by_shape(samples: Sequence[Sample]) -> dict[str, list[Sample]]:
 
 
 def as_table(rows: Sequence[Row]) -> str:
-    """Milliseconds, and what lies beside the engine's own."""
-    lines = ["| step | own ms | seen ms | | fitted ms | | times seen |", "|---|---|---|---|---|---|---|"]
+    """Milliseconds, and how far they lie from the engine's, alone and as it served."""
+    heads = ("step", "own ms", "served ms", "/ own", "seen ms", "/ own", "/ served", "fitted ms", "/ own", "/ served")
+    lines = [f"| {' | '.join(heads)} | times seen |", "|---" * (len(heads) + 1) + "|"]
     for row in rows:
-        seen = f"{row.seen_ms:.1f} | {row.seen_error * 100:+.0f} %"
-        fitted = f"{row.fitted_ms:.1f} | {row.fitted_error * 100:+.0f} %"
-        lines.append(f"| {row.name} | {row.own_ms:.1f} | {seen} | {fitted} | {row.count} |")
+        cells = [row.name, f"{row.own_ms:.1f}", f"{row.served_ms:.1f}", _percent(row, SERVED_OWN)]
+        cells += [f"{row.seen_ms:.1f}", _percent(row, SEEN_OWN), _percent(row, SEEN_SERVED)]
+        cells += [f"{row.fitted_ms:.1f}", _percent(row, FITTED_OWN), _percent(row, FITTED_SERVED), str(row.count)]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
+def _percent(row: Row, pair: Pair) -> str:
+    return f"{error(row, pair) * 100:+.0f} %"
+
+
 def counts(rows: Sequence[Row]) -> str:
-    """How many steps are near the engine's own."""
-    seen = sum(abs(row.seen_error) <= NEAR for row in rows)
-    fitted = sum(abs(row.fitted_error) <= NEAR for row in rows)
-    return f"within {NEAR * 100:.0f} %: {seen} of {len(rows)} as seen, {fitted} of {len(rows)} as fitted"
+    """How many steps are near the engine's."""
+
+    def near(pair: Pair) -> int:
+        return sum(abs(error(row, pair)) <= NEAR for row in rows)
+
+    return (
+        f"of {len(rows)} within {NEAR * 100:.0f} % of the steps as they were served: {near(SEEN_SERVED)} as seen, "
+        f"{near(FITTED_SERVED)} as fitted; of the profile: {near(SEEN_OWN)} as seen, {near(FITTED_OWN)} as fitted, "
+        f"and {near(SERVED_OWN)} as the engine itself served them"
+    )
 
 
 def medians(rounds: Sequence[Sequence[Row]]) -> list[Row]:
@@ -124,9 +170,11 @@ def medians(rounds: Sequence[Sequence[Row]]) -> list[Row]:
     for name, rows in by_name.items():
         if 2 * len(rows) > len(rounds):
             own_ms = statistics.median(row.own_ms for row in rows)
-            seen = 1 + statistics.median(row.seen_error for row in rows)
-            fitted = 1 + statistics.median(row.fitted_error for row in rows)
-            found.append(Row(name, own_ms, own_ms * seen, own_ms * fitted, sum(row.count for row in rows)))
+            served, seen, fitted = (
+                own_ms * (1 + statistics.median(error(row, pair) for row in rows))
+                for pair in (SERVED_OWN, SEEN_OWN, FITTED_OWN)
+            )
+            found.append(Row(name, own_ms, served, seen, fitted, sum(row.count for row in rows)))
     return found
 
 
@@ -139,8 +187,8 @@ def clocks(scenes: Sequence[dict[str, Any]]) -> str:
 
 def run_round(options: argparse.Namespace, out: Path) -> tuple[dict[str, Any], list[Row]]:
     """One server, measured from outside and then by itself: the result, and a row per step."""
-    result_path, own = out / "result.json", out / "own.profile.json"
-    with server(options.model, options.budget, options.threads, options.port) as url:
+    result_path, own, served = out / "result.json", out / "own.profile.json", out / "served.profile.json"
+    with server(options.model, options.budget, options.threads, options.port, served) as url:
         flags = ("--slo-itl", options.slo_itl, "--out", str(out), "--json", str(result_path), "--quiet")
         _tune("--target", url, *flags, may_end_with=(0, 1, 3, 4))
     result = json.loads(result_path.read_text(encoding="utf-8"))
@@ -148,7 +196,7 @@ def run_round(options: argparse.Namespace, out: Path) -> tuple[dict[str, Any], l
     shapes = ",".join(_by_shape(load_profile(seen).samples))
     timing = ("--threads", str(options.threads), "--repeats", "11", "--quiet", "--out", str(own))
     _tune("profile", "--model", options.model, "--shapes", shapes, *timing)
-    return result, compare(seen, own)
+    return result, compare(seen, own, served)
 
 
 def _tune(*arguments: str, may_end_with: Sequence[int] = (0,)) -> None:

@@ -7,8 +7,9 @@ import typer
 
 from sarathi_tune.cli import options as flags
 from sarathi_tune.cli.edge import edge
+from sarathi_tune.cli.output import STDOUT, check_target
 from sarathi_tune.config.run import DEFAULT_BUDGET_TOKENS
-from sarathi_tune.errors import ExitCode
+from sarathi_tune.errors import ExitCode, UsageError
 from sarathi_tune.server.settings import API_KEY_VARIABLE, ServeConfig
 from sarathi_tune.units import parse_duration_ms
 
@@ -101,6 +102,15 @@ def serve(
             rich_help_panel=_LOAD,
         ),
     ] = None,
+    record: Annotated[
+        str | None,
+        typer.Option(
+            "--record",
+            metavar="FILE",
+            help="Write the steps of the traffic there at the end, as a profile that `derive` takes.",
+            rich_help_panel=_LOAD,
+        ),
+    ] = None,
     device: flags.Device = None,
     attention: flags.Attention = None,
     dtype: flags.Dtype = None,
@@ -109,6 +119,7 @@ def serve(
 ) -> ExitCode:
     """Serve the built-in engine over HTTP as OpenAI's API: completions, chat, models, health, metrics."""
     scheduling = flags.parse_scheduling(scheduler, True if prefix_cache is None else prefix_cache, preemption)
+    _check_record(record)
     config = ServeConfig(
         device=flags.parse_device(device, attention, dtype, threads),
         scheduling=scheduling,
@@ -125,6 +136,7 @@ def serve(
             max_queue=flags.parse_count(max_queue, "--max-queue", smallest=0),
             stop_timeout_s=parse_duration_ms(stop_timeout, "--stop-timeout") / 1e3 if stop_timeout else None,
             seed=flags.parse_seed(seed),
+            record=flags.parse_path(record, "--record"),
         ),
     )
     from rich.text import Text
@@ -134,3 +146,10 @@ def serve(
 
     console = talk_console()
     return run_server(config, lambda line: console.print(Text(line), soft_wrap=True))
+
+
+def _check_record(record: str | None) -> None:
+    """Prove that the file can be written when the server ends. stdout stays empty."""
+    if record == STDOUT:
+        raise UsageError("--record needs a file: stdout stays empty.")
+    check_target(record)

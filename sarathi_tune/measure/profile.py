@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sarathi_tune.config.source import ModelSource
 from sarathi_tune.errors import DocumentError
 from sarathi_tune.measure.documents import read_json, write_json
 from sarathi_tune.measure.shapes import Shape, make_shape
@@ -59,6 +60,18 @@ class Profile:
     max_model_len: int | None = None
     source: str = ""
     created: str = ""
+
+
+def describe_model(source: ModelSource, description: Mapping[str, Any]) -> dict[str, Any]:
+    """The model of a profile. `description`: of the runner that has it loaded."""
+    config = source.config
+    return {
+        "name": config.name,
+        "serve_name": source.serve_name,
+        "dtype": description["dtype"],
+        "weights": description["weights"],
+        "parameters": config.num_parameters,
+    }
 
 
 def load_profile(path: Path) -> Profile:

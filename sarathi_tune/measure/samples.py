@@ -11,6 +11,8 @@ from sarathi_tune.stats import median, quantile
 
 #: Steps per label below which two medians say nothing about noise.
 _MIN_FOR_NOISE = 3
+#: Steps in a block when a row is set against itself.
+_BLOCK = 5
 
 
 @dataclass(slots=True)
@@ -92,3 +94,13 @@ def summarise(samples: Sequence[Sample]) -> tuple[ShapeTiming, ...]:
         else ShapeTiming(sample.shape, 0, None, None, sample.missing)
         for sample in samples
     )
+
+
+def noise_between_halves(times_ms: Sequence[float]) -> float | None:
+    """How far the medians of two halves of the same step's times differ, taken in turns of a few steps; None with too
+    few of them."""
+    blocks = [times_ms[start : start + _BLOCK] for start in range(0, len(times_ms), _BLOCK)]
+    first, second = ([time_ms for block in part for time_ms in block] for part in (blocks[::2], blocks[1::2]))
+    if min(len(first), len(second)) < 2 * _BLOCK:
+        return None
+    return abs(median(first) - median(second)) / (0.5 * (median(first) + median(second)))

@@ -73,6 +73,14 @@ class Shape:
         return "+".join(part for part in (decode, chunk) if part)
 
 
+def rounded_context(context: float) -> int:
+    """Keys rounded to a few per cent, so that steps of about the same context are one row."""
+    unit = 1
+    while unit * 16 <= context:
+        unit *= 2
+    return max(1, round(context / unit) * unit)
+
+
 def parse_shape(text: str) -> Shape:
     """`8x1024`, `512@0`, `512` (= `512@0`), `8x1k+504@16k` -> Shape; the inverse of `str`.
 

@@ -54,6 +54,4 @@ def check_writable(directory: Path) -> None:
         with tempfile.TemporaryFile(dir=directory):
             pass
     except OSError as error:
-        raise UsageError(
-            f"Can't write into {directory}: {error.strerror}; choose another place with --out or --json."
-        ) from error
+        raise UsageError(f"Can't write into {directory}: {error.strerror}; choose another place.") from error

@@ -18,6 +18,7 @@ from sarathi_tune.server.calls import Call
 from sarathi_tune.server.detokenise import AnswerText, FinishReason
 from sarathi_tune.server.engine_thread import Failed, Idle, Message, Ready, Refused, Stepped
 from sarathi_tune.server.metrics import EndReason, ServerMetrics
+from sarathi_tune.server.record import StepRecord
 from sarathi_tune.server.refusals import ApiError
 from sarathi_tune.server.text import Text
 
@@ -103,6 +104,7 @@ class Desk:
         *,
         max_queue: int,
         seed: int = 0,
+        record: StepRecord | None = None,
     ) -> None:
         self.config = config
         self.limit = config.max_num_seqs + max_queue
@@ -112,6 +114,7 @@ class Desk:
         self._worker = worker
         self._text = text
         self._metrics = metrics
+        self._record = record
         self._seeds = Random(seed)
         self._tickets: dict[int, Ticket] = {}
         self._num_requests = 0
@@ -214,6 +217,8 @@ class Desk:
 
     def _step(self, message: Stepped) -> None:
         result = message.result
+        if self._record is not None:
+            self._record.add(result)
         self._metrics.step(
             result.shape.num_tokens,
             result.num_running,

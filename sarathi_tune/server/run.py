@@ -17,6 +17,7 @@ from sarathi_tune.errors import ExitCode, UsageError
 from sarathi_tune.machine.cpu import describe_cpu
 from sarathi_tune.server.engine_thread import Built, EngineThread, Ready
 from sarathi_tune.server.mail import Mail
+from sarathi_tune.server.record import StepRecord, save_record
 from sarathi_tune.server.settings import API_KEY_VARIABLE, ServeConfig, engine_config
 from sarathi_tune.server.text import Text, WordText, load_text
 
@@ -191,7 +192,8 @@ async def _answer(session: Session, thread: EngineThread, ready: Ready, mail: Ma
 
     config, text, names = session.config, session.text, session.names
     metrics = ServerMetrics(names[0], ready.config)
-    desk = Desk(ready.config, thread, text, metrics, max_queue=config.max_queue, seed=config.seed)
+    record = None if config.record is None else StepRecord()
+    desk = Desk(ready.config, thread, text, metrics, max_queue=config.max_queue, seed=config.seed, record=record)
     mail.forward_to(desk, waits_for_writing=_fills_every_core(ready))
     vocab_size = session.source.config.vocab_size
     app = make_app(Service(desk, text, metrics, names, vocab_size, int(time.time()), config.api_key))
@@ -204,8 +206,12 @@ async def _answer(session: Session, thread: EngineThread, ready: Ready, mail: Ma
         await asyncio.sleep(FAILED_LINGER_S)
     server.should_exit = True
     await http
-    if desk.error is not None:
-        raise desk.error
+    try:
+        if record is not None and config.record is not None:
+            session.say(save_record(record, config.record, session.source, ready.description))
+    finally:
+        if desk.error is not None:
+            raise desk.error
     return signals.exit_code
 
 

@@ -1,6 +1,7 @@
 """What `sarathi-tune serve` is asked to do, and the engine that follows from it on this machine."""
 
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from sarathi_tune.config.engine import EngineConfig
 from sarathi_tune.config.model import ModelConfig
@@ -18,6 +19,7 @@ class ServeConfig:
     """The server. None means: from the model or the machine. Port 0 lets the system choose.
 
     `max_queue`: requests that may wait beside `max_num_seqs` running ones; the next one is answered with 429.
+    `record`: where the steps are written as a profile when the server ends.
     `stop_timeout_s`: how long running requests may go on after the first signal to stop.
     """
 
@@ -35,6 +37,7 @@ class ServeConfig:
     scheduling: SchedulingConfig = field(default_factory=lambda: SchedulingConfig(prefix_cache=True))
     seed: int = 0
     stop_timeout_s: float = 10.0
+    record: Path | None = None
     api_key: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:

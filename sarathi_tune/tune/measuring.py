@@ -12,7 +12,7 @@ from sarathi_tune.machine.description import describe_machine
 from sarathi_tune.measure.bench import Bench
 from sarathi_tune.measure.design import Design, DesignSpace, design_for_shapes, plan_design, probe_cost
 from sarathi_tune.measure.journal import Journal, Resumed
-from sarathi_tune.measure.profile import Profile, load_profile, save_profile
+from sarathi_tune.measure.profile import Profile, describe_model, load_profile, save_profile
 from sarathi_tune.measure.rounds import Measurement, measure_all
 from sarathi_tune.measure.shapes import Shape
 from sarathi_tune.report.progress import Ui
@@ -74,22 +74,16 @@ def profile_of(
     machine: Machine, source: ModelSource, design: Design, measurement: Measurement, made_by: str
 ) -> Profile:
     """The profile document of what was measured on that machine."""
-    config, description = source.config, machine.runner.description
+    description = machine.runner.description
     return Profile(
         samples=measurement.samples,
         machine=describe_machine(machine.gpu).as_dict(),
-        model={
-            "name": config.name,
-            "serve_name": source.serve_name,
-            "dtype": description["dtype"],
-            "weights": description["weights"],
-            "parameters": config.num_parameters,
-        },
+        model=describe_model(source, description),
         engine=dict(description) | {"rounds": measurement.num_rounds, "shapes": len(design.points)},
         conditions=measurement.conditions,
         notices=tuple(notice.as_dict() for notice in (*machine.notices, *measurement.notices)),
         noise=measurement.noise,
-        max_model_len=config.max_model_len,
+        max_model_len=source.config.max_model_len,
         source=made_by,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sarathi_tune.errors import DocumentError, UsageError
-from sarathi_tune.measure.shapes import Shape, load_shapes, make_shape, parse_shape
+from sarathi_tune.measure.shapes import Shape, load_shapes, make_shape, parse_shape, rounded_context
 
 TOKENS = st.integers(1, 200_000)
 SHAPES = st.one_of(
@@ -111,3 +111,13 @@ def test_bad_files_name_the_entry(tmp_path: Path, content: str, message: str) ->
 def test_what_stands_beside_nothing_is_dropped() -> None:
     assert make_shape({"decodes": 0, "context": 99, "chunk": 16}, "row") == Shape(chunk=16)
     assert make_shape({"decodes": 1, "context": 99, "prefix": 16}, "row") == Shape(1, 99)
+
+
+@pytest.mark.parametrize("context", [1, 7, 16, 33, 100, 509, 1000, 5000])
+def test_contexts_are_rounded_by_a_few_per_cent(context: int) -> None:
+    assert rounded_context(context) == pytest.approx(context, rel=0.04)
+
+
+def test_close_contexts_are_one_row() -> None:
+    assert len({rounded_context(context) for context in range(500, 520)}) <= 2
+    assert Shape(1, rounded_context(512.0)) == Shape(1, 512)

@@ -5,8 +5,22 @@ from pathlib import Path
 
 import pytest
 
-from sarathi_tune.measure.profile import Profile, save_profile
-from scripts.target_against_profile import Row, as_table, clocks, compare, counts, medians
+from sarathi_tune.measure.profile import Profile, Sample, save_profile
+from sarathi_tune.measure.shapes import Shape, parse_shape
+from scripts.target_against_profile import (
+    FITTED_OWN,
+    SEEN_OWN,
+    SEEN_SERVED,
+    SERVED_OWN,
+    Row,
+    as_table,
+    clocks,
+    compare,
+    counts,
+    error,
+    medians,
+    served_time,
+)
 from tests.profiles import cpu_like, measured
 
 
@@ -17,35 +31,71 @@ def scaled(profile: Profile, factor: float) -> Profile:
 
 def test_every_step_is_set_beside_its_own_time(tmp_path: Path) -> None:
     own = measured(cpu_like, 0.0, 3, 0)
-    save_profile(own, tmp_path / "own.json")
-    save_profile(scaled(own, 1.08), tmp_path / "seen.json")
-    rows = compare(tmp_path / "seen.json", tmp_path / "own.json")
+    paths = [tmp_path / name for name in ("seen.json", "own.json", "served.json")]
+    for path, factor in zip(paths, (1.08, 1.0, 1.2), strict=True):
+        save_profile(scaled(own, factor), path)
+    rows = compare(*paths)
     assert {row.name for row in rows} == {str(sample.shape) for sample in own.samples}
-    assert [row.seen_error for row in rows] == pytest.approx([0.08] * len(rows), rel=1e-3)
-    assert counts(rows).startswith(f"within 10 %: {len(rows)} of {len(rows)} as seen")
-    save_profile(scaled(own, 1.12), tmp_path / "seen.json")
-    assert counts(compare(tmp_path / "seen.json", tmp_path / "own.json")).startswith(f"within 10 %: 0 of {len(rows)}")
+    assert [error(row, SEEN_OWN) for row in rows] == pytest.approx([0.08] * len(rows), rel=1e-3)
+    assert [error(row, SERVED_OWN) for row in rows] == pytest.approx([0.2] * len(rows), rel=1e-3)
+    # 1.08 / 1.2 is 0.9
+    assert [error(row, SEEN_SERVED) for row in rows] == pytest.approx([-0.1] * len(rows), rel=1e-3)
+    assert f"of the profile: {len(rows)} as seen" in counts(rows)
+    assert counts(rows).endswith("and 0 as the engine itself served them")
+    save_profile(scaled(own, 1.12), paths[0])
+    rows = compare(*paths)
+    assert "of the profile: 0 as seen" in counts(rows)
+    assert f"as they were served: {len(rows)} as seen" in counts(rows)
 
 
 def test_the_table_by_hand() -> None:
-    rows = [Row("8x384", 10.0, 11.1, 9.5, 3), Row("64@0", 20.0, 20.0, 21.9, 1)]
+    rows = [Row("8x384", 10.0, 10.9, 11.1, 9.5, 3), Row("64@0", 20.0, 25.0, 20.0, 21.9, 1)]
     assert as_table(rows).splitlines()[2:] == [
-        "| 8x384 | 10.0 | 11.1 | +11 % | 9.5 | -5 % | 3 |",
-        "| 64@0 | 20.0 | 20.0 | +0 % | 21.9 | +9 % | 1 |",
+        "| 8x384 | 10.0 | 10.9 | +9 % | 11.1 | +11 % | +2 % | 9.5 | -5 % | -13 % | 3 |",
+        "| 64@0 | 20.0 | 25.0 | +25 % | 20.0 | +0 % | -20 % | 21.9 | +9 % | -12 % | 1 |",
     ]
-    assert counts(rows) == "within 10 %: 1 of 2 as seen, 2 of 2 as fitted"
+    assert counts(rows) == (
+        "of 2 within 10 % of the steps as they were served: 1 as seen, 0 as fitted; of the profile: 1 as seen, "
+        "2 as fitted, and 1 as the engine itself served them"
+    )
 
 
 def test_medians_over_rounds_by_hand() -> None:
     rounds = [
-        [Row("8x384", 10.0, 11.5, 11.2, 3), Row("64@0", 20.0, 30.0, 30.0, 1)],
-        [Row("8x384", 12.0, 12.6, 12.6, 2)],
-        [Row("8x384", 11.0, 10.0, 11.0, 1)],
+        [Row("8x384", 10.0, 11.0, 11.5, 11.2, 3), Row("64@0", 20.0, 20.0, 30.0, 30.0, 1)],
+        [Row("8x384", 12.0, 12.0, 12.6, 12.6, 2)],
+        [Row("8x384", 11.0, 11.22, 10.0, 11.0, 1)],
     ]
     (row,) = medians(rounds)
     assert (row.name, row.own_ms, row.count) == ("8x384", 11.0, 6)
-    assert row.seen_error == pytest.approx(0.05)
-    assert row.fitted_error == pytest.approx(0.05)
+    assert error(row, SEEN_OWN) == pytest.approx(0.05)
+    assert error(row, FITTED_OWN) == pytest.approx(0.05)
+    assert error(row, SERVED_OWN) == pytest.approx(0.02)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "expected"),
+    [
+        ("15x640", 20.0),
+        ("15x660", 20.0),  # 3 % from 640
+        ("15x720", None),
+        ("14x640", None),
+        ("4x120+252@252", 75.0),  # two steps, the same distance away
+        ("4x120+252@1260", None),
+        ("64@0", None),
+    ],
+)
+def test_the_step_of_the_server_that_is_most_like_it(wanted: str, expected: float | None) -> None:
+    shapes = {
+        "15x640": (19.0, 20.0, 30.0),
+        "15x576": (5.0,),
+        "4x120+252@252": (70.0,),
+        "4x118+252@252": (10.0,),
+        "4x120+240@252": (1.0,),
+    }
+    samples = [Sample(parse_shape(name), times) for name, times in shapes.items()]
+    samples.append(Sample(Shape(4, 120, 252, 252), (80.0,)))
+    assert served_time(parse_shape(wanted), Profile(tuple(samples))) == expected
 
 
 def test_both_clocks_by_hand() -> None:

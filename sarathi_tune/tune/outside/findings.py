@@ -14,6 +14,7 @@ from sarathi_tune.config.run import DEFAULT_BUDGET_TOKENS
 from sarathi_tune.errors import TargetError
 from sarathi_tune.loadgen.http.probe import ServerFacts
 from sarathi_tune.measure.profile import Profile
+from sarathi_tune.measure.shapes import rounded_context
 from sarathi_tune.notices import (
     Notice,
     budget_only_bounded,
@@ -35,7 +36,7 @@ from sarathi_tune.tune.outside.evidence import (
 )
 from sarathi_tune.tune.outside.margin import margin
 from sarathi_tune.tune.outside.plan import Question
-from sarathi_tune.tune.outside.rows import FULL, drift, profile_rows, repeat_noise, rounded_context
+from sarathi_tune.tune.outside.rows import FULL, drift, profile_rows, repeat_noise
 from sarathi_tune.tune.outside.running import RunningBudget, infer_budget
 from sarathi_tune.tune.outside.seen import Scene, Seen
 from sarathi_tune.tune.outside.steps import Timeline, timeline

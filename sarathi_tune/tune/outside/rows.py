@@ -5,7 +5,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from sarathi_tune.measure.profile import Sample
-from sarathi_tune.measure.shapes import Shape
+from sarathi_tune.measure.samples import noise_between_halves
+from sarathi_tune.measure.shapes import Shape, rounded_context
 from sarathi_tune.stats import median
 from sarathi_tune.tune.outside.running import RunningBudget, chunks_of
 from sarathi_tune.tune.outside.seen import Alone
@@ -19,8 +20,8 @@ TINY_TOKENS = 1
 _CERTAIN = 0.1
 #: Full chunks of one prompt that become rows; those of a very long prompt say the same many times.
 _MOST_CHUNKS = 12
-#: Steps in a block when a row is set against itself.
-_BLOCK = 5
+#: Fewer steps have no median.
+_FEWEST = 5
 
 
 def profile_rows(
@@ -93,13 +94,8 @@ def request_overhead_ms(timelines: Sequence[Timeline], alone: Sequence[Alone]) -
 
 
 def repeat_noise(line: Timeline) -> float | None:
-    """How far the medians of the same decode step differ between two halves of it, taken in turns of a few steps; None
-    with too few of them."""
-    blocks = [line.plain[start : start + _BLOCK] for start in range(0, len(line.plain), _BLOCK)]
-    first, second = ([step.duration_ms for block in part for step in block] for part in (blocks[::2], blocks[1::2]))
-    if min(len(first), len(second)) < 2 * _BLOCK:
-        return None
-    return abs(median(first) - median(second)) / (0.5 * (median(first) + median(second)))
+    """How far the decode steps of a scene differ between two halves of it; None with too few of them."""
+    return noise_between_halves([step.duration_ms for step in line.plain])
 
 
 def drift(lines: Sequence[Timeline]) -> float | None:
@@ -116,15 +112,7 @@ def _plain_medians(line: Timeline) -> dict[Shape, float]:
     times: dict[Shape, list[float]] = {}
     for step in line.plain:
         times.setdefault(Shape(step.decodes, rounded_context(step.context)), []).append(step.duration_ms)
-    return {shape: median(values) for shape, values in times.items() if len(values) >= _BLOCK}
-
-
-def rounded_context(context: float) -> int:
-    """Keys rounded to a few per cent, so that steps of about the same context are one row."""
-    unit = 1
-    while unit * 16 <= context:
-        unit *= 2
-    return max(1, round(context / unit) * unit)
+    return {shape: median(values) for shape, values in times.items() if len(values) >= _FEWEST}
 
 
 def _prefills(

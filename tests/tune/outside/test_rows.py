@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from sarathi_tune.measure.profile import Sample
-from sarathi_tune.measure.shapes import Shape
-from sarathi_tune.tune.outside.rows import drift, profile_rows, repeat_noise, request_overhead_ms, rounded_context
+from sarathi_tune.measure.shapes import rounded_context
+from sarathi_tune.tune.outside.rows import drift, profile_rows, repeat_noise, request_overhead_ms
 from sarathi_tune.tune.outside.running import RunningBudget
 from sarathi_tune.tune.outside.seen import Alone
 from sarathi_tune.tune.outside.steps import Injection, Step, Timeline
@@ -90,13 +90,3 @@ def test_a_machine_that_became_slower_is_seen_between_two_scenes() -> None:
     assert drift([before, plain("full", 8, 64.0, 26.0)]) is None, "one step is no median"
     assert drift([before]) is None
     assert drift([]) is None
-
-
-@pytest.mark.parametrize("context", [1, 7, 16, 33, 100, 509, 1000, 5000])
-def test_contexts_are_rounded_by_a_few_per_cent(context: int) -> None:
-    assert rounded_context(context) == pytest.approx(context, rel=0.04)
-
-
-def test_close_contexts_are_one_row() -> None:
-    assert len({rounded_context(context) for context in range(500, 520)}) <= 2
-    assert Shape(1, rounded_context(512.0)) == Shape(1, 512)
