@@ -10,6 +10,7 @@ from sarathi_tune.loadgen.latency import Distribution
 from sarathi_tune.notices import Notice
 from sarathi_tune.report.console import figure_table, print_facts, print_heading, print_notices, print_prose
 from sarathi_tune.report.figures import count_figure, ms_figure, percent_figure, rate_figure
+from sarathi_tune.report.wording import sentence
 from sarathi_tune.report.glyphs import Glyphs, glyphs_for
 from sarathi_tune.units import format_ms
 
@@ -20,7 +21,7 @@ def print_verification(verification: Verification, console: Console) -> None:
     """Everything a person wants to know."""
     glyphs = glyphs_for(console)
     console.print(Text(verified_headline(verification), style=_STYLE[verification.verdict]))
-    print_prose(Text(f"{verification.why.rstrip('.')}."), console)
+    print_prose(Text(sentence(verification.why)), console)
     if verification.points:
         _print_points(verification, console, glyphs)
     if verification.point is not None:

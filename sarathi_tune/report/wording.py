@@ -19,6 +19,11 @@ class Headline:
     tone: Tone
 
 
+def sentence(text: str) -> str:
+    """`text` with a full stop, unless it ends like a sentence already."""
+    return text if text.endswith((".", "?", "!")) else f"{text}."
+
+
 def headline(result: Result) -> Headline:
     """The verdict in one line."""
     match result.advice.verdict:

@@ -298,18 +298,18 @@ class _Verifier:
         broken = {"connect", "truncated", "timeout", "http_5xx"} & set(point.report.counts.failures)
         if not broken:
             return None
-        stall_s = min(10.0, self.config.stall_timeout_s)
-        limits = Timeouts(connect_s=5.0, first_byte_s=30.0, between_reads_s=stall_s, request_s=30.0)
+        stall_s, request_s = min(10.0, self.config.stall_timeout_s), min(30.0, self.config.request_timeout_s)
+        limits = Timeouts(connect_s=5.0, first_byte_s=request_s, between_reads_s=stall_s, request_s=request_s)
+        dialect = self.facts.dialect
         why = None
-        for _ in range(_LOOKS_BEHIND):
-            try:
-                probe(
-                    self.target, model=self.facts.dialect.model, endpoint=self.facts.dialect.endpoint, timeouts=limits
-                )
-            except TargetError as error:
-                why = str(error)
-            else:
-                return None
+        with self.ui.phase("Looking at the server again"):
+            for _ in range(_LOOKS_BEHIND):
+                try:
+                    probe(self.target, model=dialect.model, endpoint=dialect.endpoint, timeouts=limits)
+                except TargetError as error:
+                    why = str(error)
+                else:
+                    return None
         return why
 
     def _failed(self, why: str, decisive: int) -> Verification:
