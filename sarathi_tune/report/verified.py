@@ -10,8 +10,8 @@ from sarathi_tune.loadgen.latency import Distribution
 from sarathi_tune.notices import Notice
 from sarathi_tune.report.console import figure_table, print_facts, print_heading, print_notices, print_prose
 from sarathi_tune.report.figures import count_figure, ms_figure, percent_figure, rate_figure
-from sarathi_tune.report.wording import sentence
 from sarathi_tune.report.glyphs import Glyphs, glyphs_for
+from sarathi_tune.report.wording import sentence
 from sarathi_tune.units import format_ms
 
 _STYLE = {"met": "bold green", "missed": "bold red", "failed": "bold red", "inconclusive": "bold yellow"}
