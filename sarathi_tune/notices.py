@@ -4,6 +4,7 @@ A notice is a value. Whoever notices something returns it; the CLI prints it to 
 JSON result, so that a person and a CI job read the same words. One function per notice, all in this file.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -410,6 +411,17 @@ def output_length_unknown() -> Notice:
         "warning",
         "The server doesn't count the tokens of its answers: short answers can't be told, and TPOT is unknown.",
         "Have it answer stream_options.include_usage, as vLLM, SGLang and TensorRT-LLM do.",
+    )
+
+
+def answers_outlast_the_run(seconds: float, answer_s: float) -> Notice:
+    """In a closed loop no request went out behind those that filled it."""
+    return Notice(
+        "answers-outlast-the-run",
+        "warning",
+        f"No answer ended within {seconds:.3g} s, so that no request followed another: those that filled the loop are "
+        "what is counted, and they all came at once.",
+        f"Run for at least {math.ceil(3 * answer_s)} s (--seconds), or with shorter answers.",
     )
 
 

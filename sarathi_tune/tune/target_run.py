@@ -17,7 +17,7 @@ from sarathi_tune.loadgen.inprocess import LoadProgress, TimedRequest
 from sarathi_tune.loadgen.latency import event_views, failure_of, summarise
 from sarathi_tune.loadgen.overlap import estimate_stalls
 from sarathi_tune.loadgen.record import LoadResult, RequestRecord
-from sarathi_tune.notices import Notice, close_call
+from sarathi_tune.notices import Notice, answers_outlast_the_run, close_call
 from sarathi_tune.report.progress import Phase, Ui
 from sarathi_tune.tune.target_load import MIN_REQUESTS, LoadSource, Schedule, settle_arrivals
 from sarathi_tune.units import format_ms
@@ -219,7 +219,12 @@ class _Verifier:
         # more than can be answered: each stream at the pace of a request alone, and a first one to fill the slots
         schedule = self.source.closed_loop(concurrency * (2 + int(self.config.seconds / self.alone_s)))
         settings = self._settings(drain_s=self.config.request_timeout_s, stop_after_s=schedule.window_s)
-        return self._run(schedule, replace(settings, in_flight=concurrency))
+        point = self._run(schedule, replace(settings, in_flight=concurrency))
+        records = point.result.records
+        if len(records) <= concurrency:
+            longest_s = max((record.end_s or 0.0) - (record.sent_s or 0.0) for record in records)
+            self.notices.append(answers_outlast_the_run(self.config.seconds, longest_s))
+        return point
 
     def _run(self, schedule: Schedule, settings: "HttpSettings") -> Point:
         """Run once, and once more with more processes if this one was the client's fault and there are cores left."""

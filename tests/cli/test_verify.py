@@ -78,6 +78,18 @@ def test_a_closed_loop() -> None:
     assert log.connections == 4 + 3
 
 
+def test_a_closed_loop_whose_answers_outlast_the_run_counts_those_that_filled_it() -> None:
+    with openai_server(healthy(gap_s=0.02)) as (url, _):
+        ended = verify(url, "--workload", "fixed:32:100", "--concurrency", "4", "--seconds", "1s", "--json", "-")
+    # 99 gaps of 20 ms each take two seconds
+    assert ended.code == 0, ended
+    (point,) = document_of(ended)["points"]
+    requests = point["latency"]["requests"]
+    assert (requests["intended"], requests["good"]) == (4, 4)
+    assert "No answer ended within 1 s" in ended.err
+    assert "Run for at least" in ended.err
+
+
 def test_the_search_finds_what_the_server_can_do() -> None:
     # one slot of 50 ms: 20 requests per second, and a queue beyond
     busy = {"until_s": 0.0}

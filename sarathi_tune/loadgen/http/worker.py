@@ -129,14 +129,19 @@ def _window(
     records: Sequence[RequestRecord], settings: HttpSettings, stop_s: float | None, is_closed: bool
 ) -> tuple[float, float]:
     """The steady window. A closed loop's begins when as many have answered as it keeps under way, and ends when its
-    last request goes out: filling and draining stay outside."""
+    last request goes out: filling and draining stay outside. Where no request went out behind the filling, because
+    answers take longer than the run, the filling is all there is, and counts."""
     start_s = settings.warmup_s
+    if stop_s is None:
+        stop_s = max((record.sent_s for record in records if record.sent_s is not None), default=0.0)
     if is_closed and settings.in_flight is not None:
         answered = sorted(record.token_s[0] for record in records if record.token_s)
         if len(answered) >= settings.in_flight:
-            start_s = max(start_s, answered[settings.in_flight - 1])
-    if stop_s is None:
-        stop_s = max((record.sent_s for record in records if record.sent_s is not None), default=0.0)
+            filled_s = max(start_s, answered[settings.in_flight - 1])
+            if any(filled_s <= record.intended_s < stop_s for record in records):
+                start_s = filled_s
+            else:  # the first ones go out when a process is ready, which may be before the run's zero
+                start_s = min(start_s, *(record.intended_s for record in records))
     return start_s, max(start_s, stop_s)
 
 
