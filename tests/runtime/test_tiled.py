@@ -11,12 +11,11 @@ from torch.nn import functional
 from sarathi_tune.engine.plan import StepPlan
 from sarathi_tune.runtime.kernels.amx import BLOCK_ROWS
 from sarathi_tune.runtime.kernels.amx_linear import PANEL_BYTES
-from sarathi_tune.runtime.kernels.availability import amx_obstacle, has_bfloat16_dot
+from sarathi_tune.runtime.kernels.availability import AMX_INPUTS, amx_obstacle, has_bfloat16_dot
 from sarathi_tune.runtime.kernels.linear import COLUMNS_ONLY_ROWS
 from sarathi_tune.runtime.layers.elementwise import TorchElementwise
 from sarathi_tune.runtime.layers.linear import (
     ALL_ROWS,
-    AMX_INPUTS,
     FEW_ROWS,
     FEW_ROWS_BESIDE_AMX,
     MOST_INPUTS,

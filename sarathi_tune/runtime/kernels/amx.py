@@ -19,6 +19,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
+from sarathi_tune.runtime.kernels.availability import AMX_INPUTS
 from sarathi_tune.runtime.kernels.bfloat16 import number, put, rounded, silu_mul
 from sarathi_tune.runtime.kernels.intrinsics import LANES, _data, _load, _nth_vector
 from sarathi_tune.runtime.kernels.tiles import _choose
@@ -26,7 +27,7 @@ from sarathi_tune.runtime.kernels.tiles import _choose
 llvmlite.binding.initialize_native_asmparser()  # for `_Block`
 
 #: Rows of a tile, and numbers of bfloat16 in each.
-TILE_ROWS, TILE_INPUTS = 16, 32
+TILE_ROWS, TILE_INPUTS = 16, AMX_INPUTS
 #: Rows and vectors of columns of a block; its sums are float32, one row of columns behind the other.
 BLOCK_ROWS, BLOCK_VECTORS = 2 * TILE_ROWS, 2
 BLOCK_COLUMNS = BLOCK_VECTORS * LANES
@@ -195,6 +196,88 @@ def _gate_block(_: Any, sums: Any, num_rows: Any, bias: Any, out: Any, out_at: A
     return types.void(sums, integer, bias, out, integer, integer), generate
 
 
+def _score_rows(
+    _: Any,
+    query: Any,
+    at: Any,
+    keys: Any,
+    key_at: Any,
+    num_vectors: Any,
+    scores: Any,
+    score_at: Any,
+    parts: Any,
+    stride: Any,
+) -> Any:
+    """Dot products of TILE_ROWS queries with 16 * `num_vectors` (1 or 2) keys.
+
+    query: uint16, row r at `at` + r * head_dim. keys: as `pack_keys` writes them, from `key_at` on. scores: float32,
+    row r from `score_at` + r * `stride` on. head_dim is 16 times the length of the tuple `parts` and a multiple of 32;
+    `stride` is a constant.
+    """
+    del at, key_at, num_vectors, score_at
+    steps, width, step = len(parts) // 2, len(parts) * LANES, stride.literal_value
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        rows, columns, out = (
+            builder.gep(_data(context, builder, signature, arguments, index), [arguments[index + 1]])
+            for index in (0, 2, 5)
+        )
+        operands = [rows, columns, out, number(2 * width), number(_LINE_BYTES), number(4 * step)]
+
+        def multiply(vectors: int) -> None:
+            code = [f"tilezero %tmm{vector}" for vector in range(vectors)]
+            for k in range(steps):
+                code.append(f"tileloadd {_LINE_BYTES * k}($0,$3,1), %tmm4")
+                for vector in range(vectors):
+                    code.append(f"tileloadd {_TILE_BYTES * (vector * steps + k)}($1,$4,1), %tmm{6 + vector}")
+                    code.append(f"tdpbf16ps %tmm{6 + vector}, %tmm4, %tmm{vector}")
+            code += [f"tilestored %tmm{vector}, {_LINE_BYTES * vector}($2,$5,1)" for vector in range(vectors)]
+            _emit(builder, code, operands)
+
+        _choose(builder, arguments[4], (1, 2), multiply)
+        return context.get_dummy_value()
+
+    integer = types.int64
+    return types.void(query, integer, keys, integer, integer, scores, integer, parts, stride), generate
+
+
+def _add_value_rows(
+    _: Any, weights: Any, values: Any, value_at: Any, steps: Any, sums: Any, sum_at: Any, parts: Any, stride: Any
+) -> Any:
+    """sums[r] += the sum over 32 * `steps` (one or more) values of weight * value, for TILE_ROWS rows r.
+
+    weights: as `softmax_tile` writes them, row r at float32 r * `stride`. values: as `pack_values` writes them, from
+    `value_at` on. sums: float32, row r at `sum_at` + r * head_dim. head_dim is 16 times the length of the tuple
+    `parts`; `stride` is a constant.
+    """
+    del value_at, steps, sum_at
+    num_parts, step = len(parts), stride.literal_value
+    width = num_parts * LANES
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        rows = _data(context, builder, signature, arguments, 0)
+        columns = builder.gep(_data(context, builder, signature, arguments, 1), [arguments[2]])
+        sums = builder.gep(_data(context, builder, signature, arguments, 4), [arguments[5]])
+        for first in range(0, num_parts, _SUM_TILES):
+            tiles = range(min(_SUM_TILES, num_parts - first))
+            at = [_LINE_BYTES * (first + tile) for tile in tiles]
+            code = [f"tileloadd {at[tile]}($6,$7,1), %tmm{tile}" for tile in tiles]
+            code += [".Lvalues${:uid}:", "tileloadd ($0,$8,1), %tmm4"]
+            for tile in tiles:
+                code.append(f"tileloadd {at[tile]}($1,$7,1), %tmm{6 + tile % 2}")
+                code.append(f"tdpbf16ps %tmm{6 + tile % 2}, %tmm4, %tmm{tile}")
+            code += [f"addq $${_LINE_BYTES}, $0", f"addq $${4 * TILE_ROWS * width}, $1"]
+            code += ["decq $2", "jnz .Lvalues${:uid}"]
+            code += [f"tilestored %tmm{tile}, {at[tile]}($6,$7,1)" for tile in tiles]
+            _emit(builder, code, [rows, columns, arguments[3], sums, number(4 * width), number(4 * step)], changed=3)
+        return context.get_dummy_value()
+
+    integer = types.int64
+    return types.void(weights, values, integer, integer, sums, integer, parts, stride), generate
+
+
+score_rows: Any = intrinsic(prefer_literal=True)(_score_rows)
+add_value_rows: Any = intrinsic(prefer_literal=True)(_add_value_rows)
 configure: Any = intrinsic(_configure)
 release: Any = intrinsic(_release)
 multiply_block: Any = intrinsic(_multiply_block)
@@ -203,6 +286,7 @@ gate_block: Any = intrinsic(_gate_block)
 
 #: Tile registers 0 to 3 are sums, one row of columns behind the other, 4 and 5 rows, 6 and 7 columns.
 _FIRST_ROWS, _SECOND_ROWS = (0, 1, 4), (2, 3, 5)
+_SUM_TILES = 4
 
 
 def _multiply(builder: Any, operands: list[Any], row_tiles: int, vectors: int, lines: int) -> None:
@@ -228,10 +312,15 @@ def _multiply(builder: Any, operands: list[Any], row_tiles: int, vectors: int, l
     code += [
         f"tilestored %tmm{2 * r + c}, {4 * (r * TILE_ROWS * BLOCK_COLUMNS + c * LANES)}($14,$15,1)" for r, c in cells
     ]
-    changed = 6
-    function_type = ir.FunctionType(
-        ir.LiteralStructType([operand.type for operand in operands[:changed]]), [operand.type for operand in operands]
-    )
+    _emit(builder, code, operands, changed=6)
+
+
+def _emit(builder: Any, code: list[str], operands: list[Any], changed: int = 0) -> None:
+    """Assembler over operands, the first `changed` of which are counted up and down: they are outputs too, so that the
+    inputs come behind them twice."""
+    kinds = [operand.type for operand in operands]
     constraints = ["=&r"] * changed + [str(operand) for operand in range(changed)]
     constraints += ["r"] * (len(operands) - changed) + ["~{memory}", "~{flags}"]
+    result = ir.LiteralStructType(kinds[:changed]) if changed else ir.VoidType()
+    function_type = ir.FunctionType(result, kinds)
     builder.asm(function_type, "\n".join(code), ",".join(constraints), operands, side_effect=True)

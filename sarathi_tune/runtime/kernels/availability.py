@@ -6,6 +6,8 @@ import torch
 
 #: Vectors of the kernels have this many lanes: heads and pages must be multiples of it.
 KERNEL_LANES = 16
+#: AMX's tiles take so many inputs of a product at a time.
+AMX_INPUTS = 32
 
 
 def kernels_obstacle(device: torch.device, dtype: torch.dtype) -> str | None:

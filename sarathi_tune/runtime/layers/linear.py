@@ -13,7 +13,13 @@ import torch
 from torch.nn import functional
 
 from sarathi_tune.runtime.kernels.arrays import as_array
-from sarathi_tune.runtime.kernels.availability import KERNEL_LANES, amx_obstacle, has_bfloat16_dot, has_dot_tiles
+from sarathi_tune.runtime.kernels.availability import (
+    AMX_INPUTS,
+    KERNEL_LANES,
+    amx_obstacle,
+    has_bfloat16_dot,
+    has_dot_tiles,
+)
 from sarathi_tune.runtime.layers.elementwise import Elementwise
 
 
@@ -156,8 +162,6 @@ def _or_empty(bias: torch.Tensor | None, weight: torch.Tensor) -> torch.Tensor:
 ALL_ROWS = sys.maxsize
 #: Inputs of a matmul up to which a tile's columns leave room in a second-level cache of one megabyte.
 MOST_INPUTS = 5120
-#: AMX's tiles take so many inputs at a time.
-AMX_INPUTS = 32
 #: Up to so many rows the kernel is used beside oneDNN where that is better with many: rows whose products take no
 #: longer than reading the weights. AMX multiplies so fast that this is a handful.
 FEW_ROWS, FEW_ROWS_BESIDE_AMX = 32, 8
