@@ -1,14 +1,14 @@
-"""Fast attention on a CPU: compiled kernels for decodes, blocked matmuls with a fused softmax for chunks.
+"""Fast attention on a CPU: compiled kernels for decodes, and for chunks where the CPU multiplies bfloat16.
 
 Decodes are bound by reading the cache: all decodes of a step are one kernel call, each key is read once for its whole
 group of query heads, and long requests are cut into segments so that threads get equal work. Where the CPU has
 AVX-512's bfloat16 dot product, `kernels.decode` computes bfloat16, `kernels.attention` everything else.
 
-A chunk is one pass in tiles by AVX-512's bfloat16 dot product where the CPU has that and nothing faster (see
-`kernels.chunk`). Elsewhere it is cut into blocks of queries: the queries of a group are folded into the rows of one
-matmul against the keys that the block's last query sees; the mask is applied inside the softmax, from positions, so it
-is right behind a prefix (PyTorch #108503). Scores are rounded to the model's dtype between the two matmuls, as in
-transformers' eager attention.
+A chunk is one pass in tiles by AMX where Linux permits that (see `kernels.amx_chunk`), by AVX-512's bfloat16 dot
+product where the CPU has no AMX (see `kernels.chunk`). Elsewhere, and in float32, it is cut into blocks of queries: the
+queries of a group are folded into the rows of one matmul against the keys that the block's last query sees; the mask is
+applied inside the softmax, from positions, so it is right behind a prefix (PyTorch #108503). Scores are rounded to the
+model's dtype between the two matmuls, as in transformers' eager attention.
 """
 
 import math

@@ -25,10 +25,8 @@ BLOCK_ROWS = 8 * TILE_ROWS
 BLOCK_KEYS = 512
 #: Values that are added up at a time.
 TILE_KEYS = TILE_INPUTS
-#: Rows whose weights are computed at once: as many as there are registers for.
-SOFTMAX_ROWS = 8
 
-_SOFTMAX_TILE = (0,) * SOFTMAX_ROWS
+_TILE = (0,) * TILE_ROWS
 _f32 = np.float32
 _LOWEST = np.float32(-1e30)
 
@@ -46,7 +44,7 @@ def _attend_shares(
     scores = empty_bytes(4 * TILE_ROWS * BLOCK_KEYS).view(np.float32)
     # Behind the last row there is room for a vector's other lanes.
     tops, totals = np.zeros(BLOCK_ROWS + LANES, np.float32), np.zeros(BLOCK_ROWS + LANES, np.float32)
-    shrinks, stops = np.empty(2 * LANES, np.float32), np.empty(TILE_ROWS, np.int64)
+    shrinks, stops = np.empty(LANES, np.float32), np.empty(TILE_ROWS, np.int64)
     config = np.zeros(LINE_BYTES, np.uint8)
     configure(config, 2 * TILE_ROWS)
     scratch = (rows, sums, scores, tops, totals, shrinks, stops)
@@ -128,24 +126,13 @@ def _attend_block(
                 stops[i] = num_visible + (block_row + tile_row + i) // group - start
                 for key in range(min(stops[i] - window, num_vectors * LANES)):
                     scores[i * BLOCK_KEYS + key] = _LOWEST
-            for i in range(0, TILE_ROWS, SOFTMAX_ROWS):
-                num_whole = min(max(0, stops[i]) // LANES, num_vectors)
-                softmax_tile(
-                    scores[i * BLOCK_KEYS :],
-                    _SOFTMAX_TILE,
-                    BLOCK_KEYS,
-                    num_whole,
-                    num_vectors,
-                    stops[i:],
-                    scale,
-                    tops,
-                    totals,
-                    tile_row + i,
-                    shrinks,
-                )
-                for r in range(SOFTMAX_ROWS):
-                    for d in range(head_dim):
-                        sums[(tile_row + i + r) * head_dim + d] *= shrinks[r]
+            num_whole = min(max(0, stops[0]) // LANES, num_vectors)
+            softmax_tile(
+                scores, _TILE, BLOCK_KEYS, num_whole, num_vectors, stops, scale, tops, totals, tile_row, shrinks
+            )
+            for r in range(TILE_ROWS):
+                for d in range(head_dim):
+                    sums[(tile_row + r) * head_dim + d] *= shrinks[r]
             add_value_rows(scores, flat_values, pairs_at, steps, sums, tile_row * head_dim, parts, BLOCK_KEYS)
     for row in range(num_rows):
         token, j = first_row + (block_row + row) // group, (block_row + row) % group

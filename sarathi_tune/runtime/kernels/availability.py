@@ -47,6 +47,6 @@ def amx_obstacle() -> str | None:
 
 def has_dot_tiles() -> bool:
     """Whether tiles by AVX-512's bfloat16 dot product are the fastest way to multiply small matrices here: the CPU has
-    the instruction and no AMX, whose tiles are several times faster and which oneDNN uses."""
+    the instruction and no AMX, whose tiles are several times faster, by us or by oneDNN."""
     cpu = torch.cpu
     return cpu._is_avx512_bf16_supported() and not cpu._is_amx_tile_supported()

@@ -4,6 +4,8 @@ With few rows the weights are read as one stream per vector of columns, at the r
 columns stay in the second-level cache while blocks of rows pass by, and what is done to a result (bias, residual, the
 gate of an MLP) is done while it is still in registers or the first-level cache.
 
+Weights that `pack_tiles` has packed are multiplied by `kernels.amx_linear` instead.
+
 Elements are `uint16`, the bits of a bfloat16. The functions without underscore take the number of threads first.
 """
 

@@ -1,8 +1,9 @@
 """y = x W^T + b (+ residual), plain or with weights repacked for oneDNN.
 
 A bfloat16 matmul on a CPU first copies its weight into blocks, at every call. Done once, ahead, a decode step over the
-same weights takes half the time; a 512-token chunk gains a tenth. Where AVX-512's dot product is the fastest that the
-CPU has, `kernels.linear` computes the layers; elsewhere steps of few rows at least, over a copy of their own.
+same weights takes half the time; a 512-token chunk gains a tenth. Where `kernels.linear` can use AMX, or
+AVX-512's dot product is the fastest there is, it computes the layers; elsewhere steps of few rows at least, over a copy
+of their own.
 """
 
 import sys
