@@ -24,7 +24,7 @@ from sarathi_tune.runtime.kernels.bfloat16 import number, put, rounded, silu_mul
 from sarathi_tune.runtime.kernels.intrinsics import LANES, _data, _load, _nth_vector
 from sarathi_tune.runtime.kernels.tiles import _choose
 
-llvmlite.binding.initialize_native_asmparser()  # for `_Block`
+llvmlite.binding.initialize_native_asmparser()  # for `_emit`
 
 #: Rows of a tile, and numbers of bfloat16 in each.
 TILE_ROWS, TILE_INPUTS = 16, AMX_INPUTS
