@@ -2,15 +2,15 @@
 
     python -m kernels_bench.choices [--model NAME|DIR] [--only attention,linear,rows,last-layer] [--threads N]
 
-attention     of chunks and decodes, per layer: kernels of our own by the bfloat16 dot product, without it (chunks:
-              oneDNN's matmuls with a fused softmax), and torch's own
-linear        the four matrices of a layer, gate and up with their product: tiles of our own, oneDNN over packed
-              weights, torch over plain ones
+attention     of chunks and decodes, per layer: kernels of our own by AMX, by the bfloat16 dot product, without them
+              (chunks: oneDNN's matmuls with a fused softmax), and torch's own
+linear        the four matrices of a layer, gate and up with their product: tiles of our own by AMX and by the dot
+              product, oneDNN over packed weights, torch over plain ones
 rows          oneDNN at a number of rows that it meets for the first time, and at 257 rows beside 264
 last-layer    a prefill step whose last layer computes all rows, or only those that are sampled from
 
 Alternatives take turns, so that a machine that slows down slows them all. Milliseconds are medians; the last line is
-the document as JSON. Decisions 050 to 053 quote it.
+the document as JSON. Decisions 050 to 055 quote it.
 """
 
 import argparse
@@ -37,7 +37,7 @@ from sarathi_tune.runtime.attention.base import Attention, AttentionShape
 from sarathi_tune.runtime.attention.cpu import CpuAttention
 from sarathi_tune.runtime.attention.sdpa import SdpaAttention
 from sarathi_tune.runtime.batch import RaggedBatch, build_batch, sampled_rows
-from sarathi_tune.runtime.kernels.availability import has_bfloat16_dot
+from sarathi_tune.runtime.kernels.availability import amx_obstacle, has_bfloat16_dot
 from sarathi_tune.runtime.kvcache import KVCache
 from sarathi_tune.runtime.layers.elementwise import pick_elementwise
 from sarathi_tune.runtime.layers.linear import ALL_ROWS, LinearChoice
@@ -80,6 +80,8 @@ def attention(config: ModelConfig, seconds: float) -> Iterator[Figure]:
     }
     if has_bfloat16_dot():
         backends = {"dot": CpuAttention(shape, PAGE_TOKENS, tiles=True), **backends}
+    if amx_obstacle() is None:
+        backends = {"amx": CpuAttention(shape, PAGE_TOKENS, tiles=True, amx=True), **backends}
     for step in ATTENTION:
         if max(step.context, step.prefix + step.chunk) > config.max_model_len:
             continue
@@ -97,6 +99,8 @@ def linear(config: ModelConfig, seconds: float) -> Iterator[Figure]:
     choices = {"oneDNN": LinearChoice(True, "oneDNN", ""), "torch": LinearChoice(False, "torch", "")}
     if has_bfloat16_dot():
         choices = {"tiles": LinearChoice(True, "tiles", "", ALL_ROWS), **choices}
+    if amx_obstacle() is None:
+        choices = {"amx": LinearChoice(True, "amx", "", ALL_ROWS, amx=True), **choices}
     stacks = {name: [_layer(config, choice) for _ in range(COPIES)] for name, choice in choices.items()}
     for count in ROWS:
         works = {name: partial(_multiply, stack, _inputs(config, count)) for name, stack in stacks.items()}

@@ -14,7 +14,7 @@ from sarathi_tune.runtime.attention.reference import ReferenceAttention
 from sarathi_tune.runtime.attention.sdpa import SdpaAttention
 from sarathi_tune.runtime.batch import build_batch
 from sarathi_tune.runtime.kernels.arrays import as_array
-from sarathi_tune.runtime.kernels.availability import has_dot_tiles
+from sarathi_tune.runtime.kernels.availability import amx_obstacle, has_dot_tiles
 from sarathi_tune.runtime.kernels.chunk import BLOCK_KEYS
 from sarathi_tune.runtime.kernels.elementwise import rms_norm, silu_mul
 from sarathi_tune.runtime.kvcache import KVCache
@@ -25,6 +25,11 @@ from tests.runtime.ragged import CPU, ragged
 
 #: Chunks in bfloat16 are computed by matmuls, and by tiles where the CPU has the instruction.
 needs_dot = pytest.mark.skipif(not torch.cpu._is_avx512_bf16_supported(), reason="no AVX-512 bfloat16 dot product here")
+needs_amx = pytest.mark.skipif(amx_obstacle() is not None, reason=amx_obstacle() or "AMX is here")
+#: By the dot product, and by AMX's tiles.
+by_either = pytest.mark.parametrize(
+    "amx", [pytest.param(False, id="dot", marks=needs_dot), pytest.param(True, id="amx", marks=needs_amx)]
+)
 DTYPES = [torch.float32, torch.bfloat16]
 #: Rounding of the stored result, and of the scores between a chunk's two matmuls in bfloat16.
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2}
@@ -74,17 +79,17 @@ def test_cpu_attention_equals_the_reference(name: str, dtype: torch.dtype, lengt
     torch.testing.assert_close(actual.float(), expected, rtol=0, atol=TOLERANCE[dtype])
 
 
-@needs_dot
+@by_either
 @pytest.mark.parametrize("page_tokens", [16, 32])
 @pytest.mark.parametrize("name", SHAPES)
-def test_tiles_equal_the_reference(name: str, page_tokens: int) -> None:
+def test_tiles_equal_the_reference(name: str, page_tokens: int, amx: bool) -> None:
     """Scores stay in float32 here, so it is closer than two matmuls with rounded scores between them. The lengths reach
     over several blocks of rows and of keys, and end inside and at the end of tiles."""
     lengths = [*CHUNKS, (700, 300), (BLOCK_KEYS - 40, 80), (BLOCK_KEYS, 16), (0, 2 * BLOCK_KEYS + 1), *DECODES]
     shape = SHAPES[name]
     case = ragged(shape, lengths, dtype=torch.bfloat16, page_tokens=page_tokens, by_head=True)
     expected = ReferenceAttention(shape)(case.query.float(), case.cache, case.batch)
-    actual = CpuAttention(shape, page_tokens, tiles=True)(case.query, case.cache, case.batch)
+    actual = CpuAttention(shape, page_tokens, tiles=True, amx=amx)(case.query, case.cache, case.batch)
     torch.testing.assert_close(actual.float(), expected, rtol=0, atol=1.2e-2)
 
 
@@ -112,16 +117,30 @@ def test_nan_in_a_key_that_is_seen_reaches_the_output() -> None:
         assert CpuAttention(shape, 16)(case.query, case.cache, case.batch)[-1].isnan().all()
 
 
-@needs_dot
+@by_either
 @pytest.mark.parametrize(("tensor", "first_lost"), [("keys", 35), ("values", 32)])
-def test_nan_in_a_tile_reaches_those_who_see_it_and_nobody_before(tensor: str, first_lost: int) -> None:
-    """Values are taken 16 at once, and hidden ones with a weight of zero: zero times NaN is NaN. The scores of hidden
-    keys are replaced."""
+def test_nan_in_a_tile_reaches_those_who_see_it_and_nobody_before(tensor: str, first_lost: int, amx: bool) -> None:
+    """Values are taken 16 at once, by AMX 32, and hidden ones with a weight of zero: zero times NaN is NaN. The scores
+    of hidden keys are replaced."""
     shape = SHAPES["smollm2"]
     case = ragged(shape, [(0, 90)], dtype=torch.bfloat16, by_head=True)
     getattr(case.cache, tensor)[int(case.batch.page_table[0, 2]) * 16 + 3] = float("nan")
-    lost = CpuAttention(shape, 16, tiles=True)(case.query, case.cache, case.batch).isnan().all(dim=1)
+    lost = CpuAttention(shape, 16, tiles=True, amx=amx)(case.query, case.cache, case.batch).isnan().all(dim=1)
     assert lost.tolist() == [position >= first_lost for position in range(90)]
+
+
+@by_either
+@pytest.mark.parametrize("lengths", [[(0, 5)], [(0, 17)], [(30, 20)], [(BLOCK_KEYS, 33)]], ids=str)
+def test_what_lies_behind_the_last_key_of_a_chunk_is_not_used(lengths: list[tuple[int, int]], amx: bool) -> None:
+    shape = SHAPES["smollm2"]
+    case = ragged(shape, lengths, dtype=torch.bfloat16, by_head=True)
+    expected = CpuAttention(shape, 16, True, amx)(case.query, case.cache, case.batch)
+    num_keys = sum(lengths[0])
+    behind = int(case.batch.page_table[0, (num_keys - 1) // 16]) * 16 + (num_keys - 1) % 16 + 1
+    for tensor in (case.cache.keys, case.cache.values):
+        tensor[behind : -(-behind // 16) * 16] = float("nan")
+    assert torch.equal(CpuAttention(shape, 16, True, amx)(case.query, case.cache, case.batch), expected)
+    assert expected.isfinite().all()
 
 
 @pytest.mark.parametrize("tiles", [False, pytest.param(True, marks=needs_dot)])
@@ -138,13 +157,16 @@ def test_what_lies_behind_the_last_key_of_a_decode_is_not_used(lengths: list[tup
     assert expected.isfinite().all()
 
 
-@pytest.mark.parametrize("tiles", [False, pytest.param(True, marks=needs_dot)])
-def test_rows_behind_the_last_slice_are_zero_and_change_nothing(tiles: bool) -> None:
+@pytest.mark.parametrize(
+    ("tiles", "amx"),
+    [(False, False), pytest.param(True, False, marks=needs_dot), pytest.param(True, True, marks=needs_amx)],
+)
+def test_rows_behind_the_last_slice_are_zero_and_change_nothing(tiles: bool, amx: bool) -> None:
     shape = SHAPES["smollm2"]
     case = ragged(shape, [*CHUNKS[:3], *DECODES[:2]], dtype=torch.bfloat16, by_head=True)
-    expected = CpuAttention(shape, 16, tiles)(case.query, case.cache, case.batch)
+    expected = CpuAttention(shape, 16, tiles, amx)(case.query, case.cache, case.batch)
     query = torch.cat((case.query, torch.full_like(case.query[:5], float("nan"))))
-    actual = CpuAttention(shape, 16, tiles)(query, case.cache, case.batch)
+    actual = CpuAttention(shape, 16, tiles, amx)(query, case.cache, case.batch)
     torch.testing.assert_close(actual[:-5], expected, rtol=0, atol=0)
     assert not actual[-5:].any()
 

@@ -1,14 +1,14 @@
-"""Fast attention on a CPU: compiled kernels for decodes, blocked matmuls with a fused softmax for chunks.
+"""Fast attention on a CPU: compiled kernels for decodes, and for chunks where the CPU multiplies bfloat16.
 
 Decodes are bound by reading the cache: all decodes of a step are one kernel call, each key is read once for its whole
 group of query heads, and long requests are cut into segments so that threads get equal work. Where the CPU has
 AVX-512's bfloat16 dot product, `kernels.decode` computes bfloat16, `kernels.attention` everything else.
 
-A chunk is one pass in tiles by AVX-512's bfloat16 dot product where the CPU has that and nothing faster (see
-`kernels.chunk`). Elsewhere it is cut into blocks of queries: the queries of a group are folded into the rows of one
-matmul against the keys that the block's last query sees; the mask is applied inside the softmax, from positions, so it
-is right behind a prefix (PyTorch #108503). Scores are rounded to the model's dtype between the two matmuls, as in
-transformers' eager attention.
+A chunk is one pass in tiles by AMX where Linux permits that (see `kernels.amx_chunk`), by AVX-512's bfloat16 dot
+product where the CPU has no AMX (see `kernels.chunk`). Elsewhere, and in float32, it is cut into blocks of queries: the
+queries of a group are folded into the rows of one matmul against the keys that the block's last query sees; the mask is
+applied inside the softmax, from positions, so it is right behind a prefix (PyTorch #108503). Scores are rounded to the
+model's dtype between the two matmuls, as in transformers' eager attention.
 """
 
 import math
@@ -21,7 +21,13 @@ from sarathi_tune.runtime.attention.base import AttentionShape, cached
 from sarathi_tune.runtime.batch import RaggedBatch, Sequence
 from sarathi_tune.runtime.kernels.arrays import as_array, threads_for
 from sarathi_tune.runtime.kernels.attention import chunk_output, chunk_weights, decode_segments, merge_segments
-from sarathi_tune.runtime.kernels.availability import KERNEL_LANES, has_bfloat16_dot, has_dot_tiles
+from sarathi_tune.runtime.kernels.availability import (
+    AMX_INPUTS,
+    KERNEL_LANES,
+    amx_obstacle,
+    has_bfloat16_dot,
+    has_dot_tiles,
+)
 from sarathi_tune.runtime.kernels.decode import decode_segments_by_dot
 from sarathi_tune.runtime.kvcache import LayerCache
 
@@ -44,12 +50,18 @@ class _Decodes:
 class CpuAttention:
     """Implements `attention.base.Attention` over a cache of layout "heads".
 
-    `tiles`: whether bfloat16 is computed by `kernels.chunk` and `kernels.decode`; None asks the CPU.
+    `tiles`: whether bfloat16 is computed by `kernels.chunk` and `kernels.decode`; `amx`: whether chunks of it are by
+    `kernels.amx_chunk`. None asks the CPU.
     """
 
-    def __init__(self, shape: AttentionShape, page_tokens: int, tiles: bool | None = None) -> None:
+    def __init__(
+        self, shape: AttentionShape, page_tokens: int, tiles: bool | None = None, amx: bool | None = None
+    ) -> None:
         self._shape = shape
-        self._tiles = has_dot_tiles() if tiles is None else tiles
+        if amx is None:
+            amx = tiles is None and amx_obstacle() is None
+        self._amx = amx and shape.head_dim % AMX_INPUTS == 0
+        self._tiles = self._amx or (has_dot_tiles() if tiles is None else tiles)
         self._page_tokens = page_tokens
         self._dot = (has_bfloat16_dot() if tiles is None else tiles) and shape.head_dim % (2 * KERNEL_LANES) == 0
         self._parts = (0,) * (shape.head_dim // KERNEL_LANES)
@@ -133,6 +145,7 @@ class CpuAttention:
         pages: torch.Tensor,
         output: torch.Tensor,
     ) -> None:
+        from sarathi_tune.runtime.kernels.amx_chunk import attend_chunk_by_amx
         from sarathi_tune.runtime.kernels.chunk import attend_chunk, pack, packed_keys
 
         shape, threads = self._shape, torch.get_num_threads()
@@ -143,7 +156,8 @@ class CpuAttention:
         key_pairs, value_pairs = as_array(self._packed[: math.prod(size)].view(size))
         keys, values, table = cache.key_array, cache.value_array, pages.numpy()
         pack(threads, self._parts, keys, values, table, self._page_tokens, first, stop, key_pairs, value_pairs)
-        attend_chunk(
+        attend = attend_chunk_by_amx if self._amx else attend_chunk
+        attend(
             threads,
             self._parts,
             as_array(query),

@@ -73,7 +73,7 @@ def attention_candidates(
         ),
         Candidate(
             "cpu",
-            "compiled kernels for decodes, blocked matmuls with a fused softmax for chunks",
+            "compiled kernels for decodes and, where the CPU multiplies bfloat16, for chunks",
             kernels_obstacle(device, dtype) or _shape_obstacle(shape, page_tokens),
             lambda: _cpu(shape, page_tokens),
         ),

@@ -31,22 +31,23 @@ _LOWEST = np.float32(-1e30)
 
 
 def packed_keys(num_keys: int) -> int:
-    """Room, in keys, for the packed form of `num_keys` keys: whole vectors."""
-    return -(-num_keys // LANES) * LANES
+    """Room, in keys, for the packed form of `num_keys` keys: whole tiles of AMX, two vectors each."""
+    return -(-num_keys // (2 * LANES)) * 2 * LANES
 
 
 @numba.njit(**OPTIONS)
 def _pack_groups(begin, end, parts, keys, values, table, page_tokens, first, stop, key_pairs, value_pairs):
     head_dim = len(parts) * LANES
     num_slots = keys.shape[1]
-    num_groups = (stop - first + LANES - 1) // LANES
+    num_groups = key_pairs.shape[1] // LANES
     flat_keys, flat_values = keys.reshape(-1), values.reshape(-1)
     out_keys, out_values = key_pairs.reshape(-1), value_pairs.reshape(-1)
     tail = np.zeros(2 * LANES * head_dim, np.uint16)
     for item in range(begin, end):
         head, group = item // num_groups, item % num_groups
         key = first + group * LANES
-        slot = np.int64(table[key // page_tokens]) * page_tokens + key % page_tokens
+        page = min(key, stop - 1) // page_tokens
+        slot = np.int64(table[page]) * page_tokens + key % page_tokens
         at = (head * num_slots + slot) * head_dim
         out_at = (head * key_pairs.shape[1] + group * LANES) * head_dim
         if key + LANES <= stop:
@@ -67,10 +68,11 @@ def pack(threads, parts, keys, values, table, page_tokens, first, stop, key_pair
     """Lay out the keys and values `first` (a multiple of 16) to `stop` - 1 of one request for `attend_chunk`.
 
     parts: a tuple of head_dim / 16 things; its length is compiled in. keys, values: [num_kv_heads, slots, head_dim].
-    table: [pages], the request's. key_pairs, value_pairs: [num_kv_heads, packed_keys(stop - first), head_dim] elements.
+    table: [pages], the request's. key_pairs, value_pairs: [num_kv_heads, packed_keys(stop - first), head_dim] elements;
+    zeros behind the last key.
     """
     arguments = (parts, keys, values, table, page_tokens, first, stop, key_pairs, value_pairs)
-    num_groups = (stop - first + LANES - 1) // LANES
+    num_groups = key_pairs.shape[1] // LANES
     parallel_for(_pack_groups, num_groups * keys.shape[0], threads, arguments)
 
 

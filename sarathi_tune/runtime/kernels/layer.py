@@ -11,9 +11,9 @@ of its packed form (`kernels.linear`) and its bias ([out] or [0]).
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators
 
 import numba
-import numpy as np
 
 from sarathi_tune.runtime.kernels.availability import KERNEL_LANES as LANES
+from sarathi_tune.runtime.kernels.buffers import empty_rows
 from sarathi_tune.runtime.kernels.elementwise import _rms_norm_rows, _rotate_and_store_tokens
 from sarathi_tune.runtime.kernels.linear import apply_gated, apply_linear
 from sarathi_tune.runtime.kernels.options import OPTIONS
@@ -33,8 +33,8 @@ def before_attention(
     """
     packed, bias = qkv_weight
     num_rows = hidden.shape[0]
-    normed = np.empty_like(hidden)
-    qkv = np.empty((num_rows, packed.shape[0] * LANES), np.uint16)
+    normed = empty_rows(num_rows, hidden.shape[1])
+    qkv = empty_rows(num_rows, packed.shape[0] * LANES)
     helpers = threads if num_rows > _ROWS_ALONE else 1
     parallel_for(_rms_norm_rows, num_rows, helpers, (hidden, norm, eps, normed))
     apply_linear(threads, normed, packed, bias, normed[:0], qkv)
@@ -50,8 +50,8 @@ def after_attention(threads, attended, hidden, output_weight, norm, eps, gated_w
     packed_gated, gated_bias = gated_weight
     packed_down, down_bias = down_weight
     num_rows = hidden.shape[0]
-    middle, normed = np.empty_like(hidden), np.empty_like(hidden)
-    inner = np.empty((num_rows, packed_gated.shape[0] // 2 * LANES), np.uint16)
+    middle, normed = empty_rows(num_rows, hidden.shape[1]), empty_rows(num_rows, hidden.shape[1])
+    inner = empty_rows(num_rows, packed_gated.shape[0] // 2 * LANES)
     apply_linear(threads, attended, packed_output, output_bias, hidden, middle)
     helpers = threads if num_rows > _ROWS_ALONE else 1
     parallel_for(_rms_norm_rows, num_rows, helpers, (middle, norm, eps, normed))

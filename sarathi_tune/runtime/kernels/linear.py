@@ -4,6 +4,8 @@ With few rows the weights are read as one stream per vector of columns, at the r
 columns stay in the second-level cache while blocks of rows pass by, and what is done to a result (bias, residual, the
 gate of an MLP) is done while it is still in registers or the first-level cache.
 
+Weights that `pack_tiles` has packed are multiplied by `kernels.amx_linear` instead.
+
 Elements are `uint16`, the bits of a bfloat16. The functions without underscore take the number of threads first.
 """
 
@@ -14,6 +16,8 @@ import numba
 import numpy as np
 import torch
 
+from sarathi_tune.runtime.kernels.amx import TILE_INPUTS
+from sarathi_tune.runtime.kernels.amx_linear import apply_gated_by_amx, apply_linear_by_amx
 from sarathi_tune.runtime.kernels.availability import KERNEL_LANES as LANES
 from sarathi_tune.runtime.kernels.intrinsics import widen
 from sarathi_tune.runtime.kernels.options import OPTIONS
@@ -32,6 +36,9 @@ COLUMNS_ONLY_ROWS = 16 * TILE_ROWS
 #: From so many tiles of rows on, the first of them would wait for weights: those of the next columns are fetched ahead.
 FETCHING_TILES = 8
 
+#: By them the kernels know that a weight was packed by `pack_tiles`.
+TILED_DIMENSIONS = 5
+
 _TILE_COLUMNS = TILE_VECTORS * LANES
 
 
@@ -39,6 +46,12 @@ def pack_weight(weight: torch.Tensor) -> torch.Tensor:
     """[out, in] -> [out / 16, in / 2, 16, 2]: a vector of 16 columns' pairs for each two inputs."""
     columns, inputs = weight.shape
     return weight.view(columns // LANES, LANES, inputs // 2, 2).permute(0, 2, 1, 3).contiguous()
+
+
+def pack_tiles(weight: torch.Tensor) -> torch.Tensor:
+    """The same for AMX, whose tiles are 16 such vectors: [out, in] -> [out / 16, in / 32, 16, 16, 2]."""
+    columns, inputs = weight.shape
+    return pack_weight(weight).view(columns // LANES, inputs // TILE_INPUTS, TILE_INPUTS // 2, LANES, 2)
 
 
 def alternate(gate_up: torch.Tensor) -> torch.Tensor:
@@ -141,8 +154,11 @@ def _apply_items(begin, end, x, packed, bias, residual, out):
 
 @numba.njit(**OPTIONS)
 def apply_linear(threads, x, packed, bias, residual, out):
-    """x: [rows, in] elements. packed: see `pack_weight`. bias: [out] or [0]. residual: [rows, out] or [0, 0], added.
-    out: [rows, out]."""
+    """x: [rows, in] elements. packed: see `pack_weight` and `pack_tiles`. bias: [out] or [0]. residual: [rows, out] or
+    [0, 0], added. out: [rows, out]."""
+    if packed.ndim == TILED_DIMENSIONS:  # known when this is compiled
+        apply_linear_by_amx(threads, x, packed, bias, residual, out)
+        return
     num_items = _num_items(x.shape[0], packed.shape[0], 1)
     parallel_for(_apply_items, num_items, threads, (x, packed, bias, residual, out))
 
@@ -184,5 +200,8 @@ def _apply_gated_items(begin, end, x, packed, bias, out):
 def apply_gated(threads, x, packed, bias, out):
     """silu(gate) * up of x's products. x: [rows, in] elements. packed, bias: as `apply_linear` takes them, of weights
     and biases as `alternate` puts them. out: [rows, inner]."""
+    if packed.ndim == TILED_DIMENSIONS:
+        apply_gated_by_amx(threads, x, packed, bias, out)
+        return
     num_items = _num_items(x.shape[0], packed.shape[0], 2)
     parallel_for(_apply_gated_items, num_items, threads, (x, packed, bias, out))

@@ -22,14 +22,11 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from sarathi_tune.runtime.kernels.bfloat16 import number, pair_pointer, put_rounded, scaled_power_of_two
+from sarathi_tune.runtime.kernels.bfloat16 import number, pair_pointer, put_rounded, silu_mul
 from sarathi_tune.runtime.kernels.intrinsics import (
-    _LOG2_E,
     _SECOND_LEVEL,
-    _VECTOR,
     LANES,
     _data,
-    _filled,
     _load,
     _nth_vector,
     _prefetch_line,
@@ -170,17 +167,10 @@ def _silu_mul_vectors(_: Any, gate_up: Any, at: Any, num_vectors: Any, out: Any,
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         source = builder.gep(_data(context, builder, signature, arguments, 0), [arguments[1]])
         target = builder.gep(_data(context, builder, signature, arguments, 3), [arguments[4]])
-        one, minus = _filled(_VECTOR, 1.0), _filled(_VECTOR, -_LOG2_E)
-        lowest, highest = _filled(_VECTOR, -1e3), _filled(_VECTOR, 1e3)  # beyond them the gate is shut or open
         with cgutils.for_range(builder, arguments[2]) as loop:
             pair = _nth_vector(builder, _nth_vector(builder, source, loop.index), loop.index)
             gate, up = _load(builder, pair, 0), _load(builder, pair, LANES)
-            exponent = builder.fmul(gate, minus)
-            exponent = builder.select(builder.fcmp_ordered(">", exponent, highest), highest, exponent)
-            exponent = builder.select(builder.fcmp_ordered("<", exponent, lowest), lowest, exponent)
-            below = builder.fadd(one, scaled_power_of_two(builder, exponent))
-            result = builder.fmul(builder.fdiv(gate, below), up)
-            put_rounded(builder, result, _nth_vector(builder, target, loop.index))
+            put_rounded(builder, silu_mul(builder, gate, up), _nth_vector(builder, target, loop.index))
         return context.get_dummy_value()
 
     return types.void(gate_up, types.int64, types.int64, out, types.int64), generate

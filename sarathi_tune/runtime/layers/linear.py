@@ -1,8 +1,9 @@
 """y = x W^T + b (+ residual), plain or with weights repacked for oneDNN.
 
 A bfloat16 matmul on a CPU first copies its weight into blocks, at every call. Done once, ahead, a decode step over the
-same weights takes half the time; a 512-token chunk gains a tenth. Where AVX-512's dot product is the fastest that the
-CPU has, `kernels.linear` computes the layers; elsewhere steps of few rows at least, over a copy of their own.
+same weights takes half the time; a 512-token chunk gains a tenth. Where `kernels.linear` can use AMX, or
+AVX-512's dot product is the fastest there is, it computes the layers; elsewhere steps of few rows at least, over a copy
+of their own.
 """
 
 import sys
@@ -13,7 +14,13 @@ import torch
 from torch.nn import functional
 
 from sarathi_tune.runtime.kernels.arrays import as_array
-from sarathi_tune.runtime.kernels.availability import KERNEL_LANES, has_bfloat16_dot, has_dot_tiles
+from sarathi_tune.runtime.kernels.availability import (
+    AMX_INPUTS,
+    KERNEL_LANES,
+    amx_obstacle,
+    has_bfloat16_dot,
+    has_dot_tiles,
+)
 from sarathi_tune.runtime.layers.elementwise import Elementwise
 
 
@@ -63,11 +70,19 @@ class PackedLinear:
 class TiledLinear:
     """A layer that `kernels.linear` computes: all numbers of rows, or up to `most_rows` and more by `many`."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, most_rows: int, many: Linear | None) -> None:
-        from sarathi_tune.runtime.kernels.linear import apply_linear, pack_weight
+    def __init__(
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        most_rows: int,
+        many: Linear | None,
+        *,
+        amx: bool = False,
+    ) -> None:
+        from sarathi_tune.runtime.kernels.linear import apply_linear
 
         #: The packed weight and the bias, as kernels take them.
-        self.arrays = as_array(pack_weight(weight)), as_array(_or_empty(bias, weight))
+        self.arrays = as_array(_packed(weight, amx)), as_array(_or_empty(bias, weight))
         self.most_rows = most_rows
         self._no_residual = as_array(torch.empty(0, 0, dtype=weight.dtype))
         self._num_columns = weight.shape[0]
@@ -107,11 +122,19 @@ class PlainGated:
 class TiledGated:
     """The same by `kernels.linear`, gate and up never leaving the cache; more than `most_rows` rows by `many`."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, most_rows: int, many: Gated | None) -> None:
-        from sarathi_tune.runtime.kernels.linear import alternate, apply_gated, pack_weight
+    def __init__(
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        most_rows: int,
+        many: Gated | None,
+        *,
+        amx: bool = False,
+    ) -> None:
+        from sarathi_tune.runtime.kernels.linear import alternate, apply_gated
 
         #: The packed weight and the bias, as kernels take them.
-        self.arrays = as_array(pack_weight(alternate(weight))), as_array(alternate(_or_empty(bias, weight)))
+        self.arrays = as_array(_packed(alternate(weight), amx)), as_array(alternate(_or_empty(bias, weight)))
         self.most_rows = most_rows
         self._num_columns = weight.shape[0] // 2
         self._apply: Any = apply_gated
@@ -124,6 +147,12 @@ class TiledGated:
         y = torch.empty(len(x), self._num_columns, dtype=x.dtype)
         self._apply(torch.get_num_threads(), as_array(x.contiguous()), *self.arrays, as_array(y))
         return y
+
+
+def _packed(weight: torch.Tensor, amx: bool) -> torch.Tensor:
+    from sarathi_tune.runtime.kernels.linear import pack_tiles, pack_weight
+
+    return pack_tiles(weight) if amx else pack_weight(weight)
 
 
 def _or_empty(bias: torch.Tensor | None, weight: torch.Tensor) -> torch.Tensor:
@@ -148,12 +177,14 @@ EXACT_ROWS, ROW_MULTIPLE = 32, 8
 
 @dataclass(frozen=True, slots=True)
 class LinearChoice:
-    """Which linear layer is used on a device and why. `tiled_rows`: up to so many rows by `kernels.linear`."""
+    """Which linear layer is used on a device and why. `tiled_rows`: up to so many rows by `kernels.linear`, with
+    AMX's tiles if `amx`."""
 
     packed: bool
     name: str
     reason: str
     tiled_rows: int = 0
+    amx: bool = False
 
     @property
     def exact_rows(self) -> int:
@@ -175,20 +206,22 @@ class LinearChoice:
             return PlainLinear(weight, bias)
         if is_head or not self._fits(weight, KERNEL_LANES):
             return PackedLinear(weight, bias)
-        return TiledLinear(weight, bias, self.tiled_rows, self._many(weight, bias))
+        return TiledLinear(weight, bias, self.tiled_rows, self._many(weight, bias), amx=self.amx)
 
     def build_gated(self, weight: torch.Tensor, bias: torch.Tensor | None, ops: Elementwise) -> Gated:
         """The layer over gate above up, `weight` [2 * inner, in] and `bias` [2 * inner]."""
         if not self.packed or not self._fits(weight, 2 * KERNEL_LANES):
             return PlainGated(self.build(weight, bias), ops)
         many = self._many(weight, bias)
-        return TiledGated(weight, bias, self.tiled_rows, None if many is None else PlainGated(many, ops))
+        rest = None if many is None else PlainGated(many, ops)
+        return TiledGated(weight, bias, self.tiled_rows, rest, amx=self.amx)
 
     def _many(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear | None:
         return None if self.tiled_rows == ALL_ROWS else PackedLinear(weight, bias)
 
     def _fits(self, weight: torch.Tensor, multiple: int) -> bool:
-        return self.tiled_rows > 0 and weight.shape[0] % multiple == 0 and weight.shape[1] % 2 == 0
+        columns, inputs = weight.shape
+        return self.tiled_rows > 0 and columns % multiple == 0 and inputs % (AMX_INPUTS if self.amx else 2) == 0
 
     def with_tiles(self, most_inputs: int, weight_bytes: int, free_bytes: int) -> "LinearChoice":
         """The choice with tiles of our own: for all steps where they are the fastest, otherwise for those of few rows,
@@ -202,10 +235,14 @@ class LinearChoice:
         if has_dot_tiles() and most_inputs <= MOST_INPUTS:
             reason = "bfloat16 weights laid out for AVX-512's dot product"
             return LinearChoice(True, "dot-tiles", reason, ALL_ROWS)
+        obstacle = "a matmul has more inputs than its tiles take" if most_inputs > MOST_INPUTS else amx_obstacle()
+        if obstacle is None:
+            return LinearChoice(True, "amx-tiles", "bfloat16 weights laid out for AMX's tiles", ALL_ROWS, amx=True)
         if weight_bytes > free_bytes * COPY_FRACTION:
-            return self
-        rows = FEW_ROWS if has_dot_tiles() else FEW_ROWS_BESIDE_AMX
-        return replace(self, tiled_rows=rows, reason=f"{self.reason}; up to {rows} rows by a kernel of our own")
+            return self if has_dot_tiles() else replace(self, reason=f"{self.reason}; no AMX tiles of ours: {obstacle}")
+        rows, why = (FEW_ROWS, "") if has_dot_tiles() else (FEW_ROWS_BESIDE_AMX, f"; no AMX tiles of ours: {obstacle}")
+        reason = f"{self.reason}; up to {rows} rows by a kernel of our own{why}"
+        return replace(self, tiled_rows=rows, reason=reason)
 
 
 def pick_linear(device: torch.device, dtype: torch.dtype) -> LinearChoice:
