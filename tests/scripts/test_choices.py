@@ -6,7 +6,7 @@ import torch
 from kernels_bench import choices
 from sarathi_tune.config.model import ModelConfig
 from sarathi_tune.config.source import ModelSource
-from sarathi_tune.runtime.kernels.availability import has_bfloat16_dot
+from sarathi_tune.runtime.kernels.availability import amx_obstacle, has_bfloat16_dot
 
 TINY = ModelConfig(
     name="tiny",
@@ -21,7 +21,7 @@ TINY = ModelConfig(
     max_model_len=1040,
     dtype="bfloat16",
 )
-TILES = ["tiles"] if has_bfloat16_dot() else []
+DOT, AMX = has_bfloat16_dot(), amx_obstacle() is None
 
 
 @pytest.fixture(autouse=True)
@@ -34,8 +34,8 @@ def test_every_alternative_has_a_time() -> None:
     fitting = ["512@0", "1x1024", "8x1024", "32x1024"]
     assert [figure.name for figure in figures if figure.group == "attention"] == fitting
     names = {group: [list(figure.ms) for figure in figures if figure.group == group] for group in choices.GROUPS}
-    assert names["attention"] == [[*(["dot"] if TILES else []), "no dot", "torch"]] * len(fitting)
-    assert names["linear"] == [[*TILES, "oneDNN", "torch"]] * len(choices.ROWS)
+    assert names["attention"] == [[*["amx"] * AMX, *["dot"] * DOT, "no dot", "torch"]] * len(fitting)
+    assert names["linear"] == [[*["amx"] * AMX, *["tiles"] * DOT, "oneDNN", "torch"]] * len(choices.ROWS)
     assert names["rows"] == [["first call", "second call"], ["256 rows", "257 rows", "264 rows"]]
     assert names["last-layer"] == [["all rows", "sampled rows"]] * len(choices.STEPS)
     assert all(time_ms > 0 for figure in figures for time_ms in figure.ms.values())
