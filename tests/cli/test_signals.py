@@ -100,9 +100,10 @@ import time
 from sarathi_tune.cli.edge import edge
 @edge
 def command():
-    print("ready", flush=True)
-    for _ in range(300):
+    for number in range(300):
         try:
+            if number == 0:
+                print("ready", flush=True)
             time.sleep(0.1)
         except KeyboardInterrupt:
             pass

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import httpx
@@ -236,7 +237,8 @@ def test_a_lost_page_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
         assert ask(server).status_code == 200
         server.wait_idle()
         executor_pool.allocate(1)
-        assert ask(server).status_code == 200
+        with suppress(httpx.HTTPError):  # the pool may be looked at before this request, or behind it
+            ask(server)
         assert isinstance(server.join(), AssertionError)
 
 

@@ -114,7 +114,8 @@ def test_derive_takes_what_a_server_recorded(tiny: TinyModel, tmp_path: Path) ->
         assert server.returncode == 0, err
     assert f"in {path}" in err
     ended = run("derive", str(path), "--slo-itl", "10s", "--max-num-seqs", "1", "--context", "100")
-    assert ended.code == 0, ended.err
+    assert ended.code in (0, 4), ended.err  # steps of a tiny model scatter, and then there is no advice
+    assert "Rule of thumb" in ended.out
 
 
 def test_a_file_that_cannot_be_written_is_said_before_the_model_is_loaded(tmp_path: Path) -> None:
