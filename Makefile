@@ -27,7 +27,7 @@ tune: $(VENV)/.stamp-run
 	$(BIN)/sarathi-tune --slo-itl $(SLO) $(if $(MODEL),--model $(MODEL)) $(ARGS)
 
 test: lint
-	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2 --dist loadfile
+	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 lint: $(VENV)/.stamp-dev
 	$(BIN)/ruff check .

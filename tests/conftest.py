@@ -4,6 +4,8 @@ import signal
 
 import pytest
 
+#: What `make test` gives to one of its two processes; the rest goes to the other. Each keeps the usual order.
+_COMPUTING = ("tests/engine/", "tests/measure/", "tests/runtime/", "tests/scripts/", "tests/stepmodel/")
 _TIMING = ("tests/cli/test_start.py::test_it_answers_in_half_a_second",)
 
 
@@ -18,3 +20,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.nodeid.startswith(_TIMING):
             item.add_marker(pytest.mark.timing)
+        group = "computing" if item.nodeid.startswith(_COMPUTING) else "serving"
+        item.add_marker(pytest.mark.xdist_group(group))

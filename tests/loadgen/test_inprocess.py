@@ -188,6 +188,12 @@ class _Interrupting(ScriptedExecutor):
         return super().execute(plan)
 
 
+@pytest.fixture(autouse=True)
+def _thawed() -> None:
+    """A server that another test ran in this process leaves its heap frozen."""
+    gc.unfreeze()
+
+
 def test_an_interruption_keeps_the_tokens_so_far() -> None:
     engine, clock = make_engine(lambda _: 1.0)
     engine._executor = _Interrupting(clock, lambda _: 1.0)
