@@ -1,7 +1,7 @@
 """The steps that the server computed, as a profile: what real traffic cost, by the engine's own clock."""
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -40,12 +40,6 @@ class StepRecord:
         ordered = sorted(rows, key=lambda shape: (shape.chunk > 0, shape.decodes == 0, shape))
         return tuple(Sample(shape, tuple(rows[shape])) for shape in ordered)
 
-    @property
-    def noise(self) -> float | None:
-        """How far the step that was computed most often differs between two halves of its times."""
-        plain = [sample.times_ms for sample in self.samples() if not sample.shape.chunk]
-        return noise_between_halves(max(plain, key=len)) if plain else None
-
 
 def save_record(record: StepRecord, path: Path, source: ModelSource, description: Mapping[str, Any]) -> str:
     """Write the steps as a profile; what to tell the user of it. `description`: of what computed them.
@@ -61,7 +55,7 @@ def save_record(record: StepRecord, path: Path, source: ModelSource, description
         machine=describe_machine(gpu).as_dict(),
         model=describe_model(source, description),
         engine=description,
-        noise=record.noise,
+        noise=noise_of(samples),
         max_model_len=source.config.max_model_len,
         source="sarathi-tune serve --record",
         created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -69,6 +63,12 @@ def save_record(record: StepRecord, path: Path, source: ModelSource, description
     save_profile(profile, path)
     num_steps = sum(len(sample.times_ms) for sample in samples)
     return f"{num_steps:,} steps of {len(samples):,} shapes are in {path}; `sarathi-tune derive` takes it."
+
+
+def noise_of(samples: Sequence[Sample]) -> float | None:
+    """How far the decode step that was computed most often differs between two halves of its times."""
+    plain = [sample.times_ms for sample in samples if not sample.shape.chunk]
+    return noise_between_halves(max(plain, key=len)) if plain else None
 
 
 def _rounded(step: StepShape) -> Shape:

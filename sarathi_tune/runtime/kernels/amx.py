@@ -21,6 +21,7 @@ from numba.extending import intrinsic
 
 from sarathi_tune.runtime.kernels.availability import AMX_INPUTS
 from sarathi_tune.runtime.kernels.bfloat16 import number, put, rounded, silu_mul
+from sarathi_tune.runtime.kernels.buffers import LINE_BYTES
 from sarathi_tune.runtime.kernels.intrinsics import LANES, _data, _load, _nth_vector
 from sarathi_tune.runtime.kernels.tiles import _choose
 
@@ -35,7 +36,6 @@ BLOCK_COLUMNS = BLOCK_VECTORS * LANES
 MOST_LINES = 2 * TILE_ROWS
 
 _TILE_BYTES = 1024
-_LINE_BYTES = 64
 _LINES = tuple(1 << power for power in range(MOST_LINES.bit_length()))
 
 
@@ -58,7 +58,7 @@ def _configure(_: Any, config: Any, num_rows: Any) -> Any:
 
         store(0, ir.Constant(byte, 1))  # the only palette there is
         for tile in range(8):
-            store(16 + 2 * tile, ir.Constant(byte, _LINE_BYTES))
+            store(16 + 2 * tile, ir.Constant(byte, LINE_BYTES))
             tile_rows = {**dict.fromkeys(_FIRST_ROWS, first), **dict.fromkeys(_SECOND_ROWS, second)}.get(tile, whole)
             store(48 + tile, builder.trunc(tile_rows, byte))
         function_type = ir.FunctionType(ir.VoidType(), [data.type])
@@ -113,7 +113,7 @@ def _multiply_block(
             ahead,
             builder.udiv(inputs, number(TILE_INPUTS)),
             builder.mul(inputs, number(2)),
-            number(_LINE_BYTES),
+            number(LINE_BYTES),
             sums,
             number(4 * BLOCK_COLUMNS),
         ]
@@ -176,8 +176,7 @@ def _round_block(
 
 def _gate_block(_: Any, sums: Any, num_rows: Any, bias: Any, out: Any, out_at: Any, columns: Any) -> Any:
     """out = silu(gate) * up for the rows of a block, whose first vector is gate and whose second is up, each with its
-    bias. bias: as `round_block` takes it. out: uint16, row r from `out_at` + r * `columns`
-    on."""
+    bias. bias: as `round_block` takes it. out: uint16, row r from `out_at` + r * `columns` on."""
     del num_rows, out_at, columns
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -222,16 +221,16 @@ def _score_rows(
             builder.gep(_data(context, builder, signature, arguments, index), [arguments[index + 1]])
             for index in (0, 2, 5)
         )
-        operands = [rows, columns, out, number(2 * width), number(_LINE_BYTES), number(4 * step)]
+        operands = [rows, columns, out, number(2 * width), number(LINE_BYTES), number(4 * step)]
 
         def multiply(vectors: int) -> None:
             code = [f"tilezero %tmm{vector}" for vector in range(vectors)]
             for k in range(steps):
-                code.append(f"tileloadd {_LINE_BYTES * k}($0,$3,1), %tmm4")
+                code.append(f"tileloadd {LINE_BYTES * k}($0,$3,1), %tmm4")
                 for vector in range(vectors):
                     code.append(f"tileloadd {_TILE_BYTES * (vector * steps + k)}($1,$4,1), %tmm{6 + vector}")
                     code.append(f"tdpbf16ps %tmm{6 + vector}, %tmm4, %tmm{vector}")
-            code += [f"tilestored %tmm{vector}, {_LINE_BYTES * vector}($2,$5,1)" for vector in range(vectors)]
+            code += [f"tilestored %tmm{vector}, {LINE_BYTES * vector}($2,$5,1)" for vector in range(vectors)]
             _emit(builder, code, operands)
 
         _choose(builder, arguments[4], (1, 2), multiply)
@@ -260,13 +259,13 @@ def _add_value_rows(
         sums = builder.gep(_data(context, builder, signature, arguments, 4), [arguments[5]])
         for first in range(0, num_parts, _SUM_TILES):
             tiles = range(min(_SUM_TILES, num_parts - first))
-            at = [_LINE_BYTES * (first + tile) for tile in tiles]
+            at = [LINE_BYTES * (first + tile) for tile in tiles]
             code = [f"tileloadd {at[tile]}($6,$7,1), %tmm{tile}" for tile in tiles]
             code += [".Lvalues${:uid}:", "tileloadd ($0,$8,1), %tmm4"]
             for tile in tiles:
                 code.append(f"tileloadd {at[tile]}($1,$7,1), %tmm{6 + tile % 2}")
                 code.append(f"tdpbf16ps %tmm{6 + tile % 2}, %tmm4, %tmm{tile}")
-            code += [f"addq $${_LINE_BYTES}, $0", f"addq $${4 * TILE_ROWS * width}, $1"]
+            code += [f"addq $${LINE_BYTES}, $0", f"addq $${4 * TILE_ROWS * width}, $1"]
             code += ["decq $2", "jnz .Lvalues${:uid}"]
             code += [f"tilestored %tmm{tile}, {at[tile]}($6,$7,1)" for tile in tiles]
             _emit(builder, code, [rows, columns, arguments[3], sums, number(4 * width), number(4 * step)], changed=3)
@@ -305,8 +304,8 @@ def _multiply(builder: Any, operands: list[Any], row_tiles: int, vectors: int, l
         if c == 1:
             code.append("tileloadd ($3,$13,1), %tmm7")
         code += [f"tdpbf16ps %tmm{6 + c}, %tmm{4 + r}, %tmm{2 * r + c}" for r in range(row_tiles)]
-    code += [f"prefetcht1 {_LINE_BYTES * line}($4)" for line in range(lines)]
-    steps = ((0, _LINE_BYTES), (1, _LINE_BYTES), (2, _TILE_BYTES), (3, _TILE_BYTES), (4, _LINE_BYTES * lines))
+    code += [f"prefetcht1 {LINE_BYTES * line}($4)" for line in range(lines)]
+    steps = ((0, LINE_BYTES), (1, LINE_BYTES), (2, _TILE_BYTES), (3, _TILE_BYTES), (4, LINE_BYTES * lines))
     code += [f"addq $${size}, ${operand}" for operand, size in steps]
     code += ["decq $5", "jnz .Lblock${:uid}"]
     code += [
