@@ -4,11 +4,11 @@ Decodes are bound by reading the cache: all decodes of a step are one kernel cal
 group of query heads, and long requests are cut into segments so that threads get equal work. Where the CPU has
 AVX-512's bfloat16 dot product, `kernels.decode` computes bfloat16, `kernels.attention` everything else.
 
-A chunk is one pass in tiles by AMX where Linux permits that (see `kernels.amx_chunk`), by AVX-512's bfloat16 dot
-product where the CPU has no AMX (see `kernels.chunk`). Elsewhere, and in float32, it is cut into blocks of queries: the
-queries of a group are folded into the rows of one matmul against the keys that the block's last query sees; the mask is
-applied inside the softmax, from positions, so it is right behind a prefix (PyTorch #108503). Scores are rounded to the
-model's dtype between the two matmuls, as in transformers' eager attention.
+A chunk is one pass in tiles by AMX where Linux permits that or by AVX-512's bfloat16 dot product where the CPU has no
+AMX (see `kernels.chunk`). Elsewhere, and in float32, it is cut into blocks of queries: the queries of a group are
+folded into the rows of one matmul against the keys that the block's last query sees; the mask is applied inside the
+softmax, from positions, so it is right behind a prefix (PyTorch #108503). Scores are rounded to the model's dtype
+between the two matmuls, as in transformers' eager attention.
 """
 
 import math
@@ -51,7 +51,7 @@ class CpuAttention:
     """Implements `attention.base.Attention` over a cache of layout "heads".
 
     `tiles`: whether bfloat16 is computed by `kernels.chunk` and `kernels.decode`; `amx`: whether chunks of it are by
-    `kernels.amx_chunk`. None asks the CPU.
+    AMX's tiles. None asks the CPU.
     """
 
     def __init__(
@@ -145,8 +145,7 @@ class CpuAttention:
         pages: torch.Tensor,
         output: torch.Tensor,
     ) -> None:
-        from sarathi_tune.runtime.kernels.amx_chunk import attend_chunk_by_amx
-        from sarathi_tune.runtime.kernels.chunk import attend_chunk, pack, packed_keys
+        from sarathi_tune.runtime.kernels.chunk import AMX_TILE, DOT_TILE, attend_chunk, pack, packed_keys
 
         shape, threads = self._shape, torch.get_num_threads()
         first, stop = shape.first_key(sequence.prefix) // KERNEL_LANES * KERNEL_LANES, sequence.key_length
@@ -156,9 +155,9 @@ class CpuAttention:
         key_pairs, value_pairs = as_array(self._packed[: math.prod(size)].view(size))
         keys, values, table = cache.key_array, cache.value_array, pages.numpy()
         pack(threads, self._parts, keys, values, table, self._page_tokens, first, stop, key_pairs, value_pairs)
-        attend = attend_chunk_by_amx if self._amx else attend_chunk
-        attend(
+        attend_chunk(
             threads,
+            AMX_TILE if self._amx else DOT_TILE,
             self._parts,
             as_array(query),
             sequence.row,

@@ -1,8 +1,9 @@
-"""Attention of a prefill chunk on a CPU with AVX-512's bfloat16 dot product, in one pass as FlashAttention does it.
+"""Attention of a prefill chunk by AVX-512's bfloat16 dot product or by AMX, in one pass as FlashAttention does it.
 
-Keys and values are first laid out for the dot product, once for all queries. Then each thread takes blocks of query
-rows; the scores of six rows against `BLOCK_KEYS` keys stay in the first-level cache until they are used up as weights,
-and keys behind a row's last visible one are never computed (https://arxiv.org/abs/2307.08691, section 3).
+Keys and values are first laid out for the dot product, once for all queries; a vector of 16 keys' pairs is a row of
+one of AMX's tiles, too. Then each thread takes blocks of query rows; the scores of a tile's rows, six by the dot
+product and 16 by AMX, against `BLOCK_KEYS` keys stay in the first-level cache until they are used up as weights, and
+keys behind a row's last visible one are never computed (https://arxiv.org/abs/2307.08691, section 3).
 
 Elements are `uint16`, the bits of a bfloat16. The functions without underscore take the number of threads first.
 """
@@ -13,19 +14,24 @@ Elements are `uint16`, the bits of a bfloat16. The functions without underscore 
 import numba
 import numpy as np
 
+from sarathi_tune.runtime.kernels.amx import TILE_ROWS as AMX_ROWS
+from sarathi_tune.runtime.kernels.amx import add_value_rows, configure, release, score_rows
+from sarathi_tune.runtime.kernels.availability import AMX_INPUTS
 from sarathi_tune.runtime.kernels.availability import KERNEL_LANES as LANES
+from sarathi_tune.runtime.kernels.buffers import LINE_BYTES, empty_bytes
 from sarathi_tune.runtime.kernels.dot import finish_row, pack_keys, pack_values, softmax_tile
 from sarathi_tune.runtime.kernels.options import OPTIONS
 from sarathi_tune.runtime.kernels.parallel import parallel_for
 from sarathi_tune.runtime.kernels.tiles import TILE_ROWS, TILE_VECTORS, score_tile, value_tile
 
-#: Rows (queries times heads of a group) that share what is read of keys and values.
-BLOCK_ROWS = 16 * TILE_ROWS
+#: Tiles of rows by either, as `attend_chunk` takes them: tuples, whose lengths are compiled in.
+DOT_TILE, AMX_TILE = (0,) * TILE_ROWS, (0,) * AMX_ROWS
+#: Rows (queries times heads of a group) that share what is read of keys and values, a multiple of a tile's.
+_DOT_BLOCK_ROWS, _AMX_BLOCK_ROWS = 16 * TILE_ROWS, 8 * AMX_ROWS
 #: Keys whose scores are held at once. Fewer fit the first-level cache better and cost more rescaling; best of 128, 256
 #: and 512 on Zen 5.
 BLOCK_KEYS = 512
 
-_TILE = (0,) * TILE_ROWS
 _f32 = np.float32
 _LOWEST = np.float32(-1e30)
 
@@ -77,18 +83,63 @@ def pack(threads, parts, keys, values, table, page_tokens, first, stop, key_pair
 
 
 @numba.njit(**OPTIONS)
+def _score_keys(tile, query, at, keys, keys_at, num_vectors, scores, parts):
+    """Dot products of a tile's queries with 16 * `num_vectors` keys; by AMX the vectors are even in number."""
+    head_dim = len(parts) * LANES
+    if len(tile) == AMX_ROWS:  # known when this is compiled
+        for vector in range(0, num_vectors, 2):
+            vector_at, score_at = keys_at + vector * LANES * head_dim, vector * LANES
+            score_rows(query, at, keys, vector_at, 2, scores, score_at, parts, BLOCK_KEYS)
+    else:
+        for vector in range(0, num_vectors, TILE_VECTORS):
+            vector_at, vectors = keys_at + vector * LANES * head_dim, min(TILE_VECTORS, num_vectors - vector)
+            score_tile(query, at, keys, vector_at, vectors, scores, parts, BLOCK_KEYS, vector * LANES)
+
+
+@numba.njit(**OPTIONS)
+def _add_values(tile, weights, values, values_at, num_vectors, shrinks, sums, sum_at, parts):
+    """Each row's sum shrinks, and grows by 16 * `num_vectors` weighted values."""
+    head_dim = len(parts) * LANES
+    if len(tile) == AMX_ROWS:
+        for r in range(len(tile)):
+            for d in range(head_dim):
+                sums[sum_at + r * head_dim + d] *= shrinks[r]
+        add_value_rows(weights, values, values_at, num_vectors // 2, sums, sum_at, parts, BLOCK_KEYS)
+    else:
+        pairs = num_vectors * (LANES // 2)
+        value_tile(weights, values, values_at, pairs, shrinks, sums, sum_at, parts, BLOCK_KEYS)
+
+
+@numba.njit(**OPTIONS)
 def _attend_shares(
-    begin, end, num_shares, parts, query, first_row, num_rows, key_pairs, value_pairs, num_visible, window, scale, out
+    begin,
+    end,
+    num_shares,
+    tile,
+    parts,
+    query,
+    first_row,
+    num_rows,
+    key_pairs,
+    value_pairs,
+    num_visible,
+    window,
+    scale,
+    out,
 ):
     num_heads = query.shape[0]
-    num_units = (num_rows + BLOCK_ROWS - 1) // BLOCK_ROWS * num_heads
+    block_rows = _AMX_BLOCK_ROWS if len(tile) == AMX_ROWS else _DOT_BLOCK_ROWS
+    num_units = (num_rows + block_rows - 1) // block_rows * num_heads
     head_dim = len(parts) * LANES
-    rows = np.zeros(BLOCK_ROWS * head_dim, np.uint16)
-    sums = np.empty(BLOCK_ROWS * head_dim, np.float32)
-    scores = np.empty(TILE_ROWS * BLOCK_KEYS, np.float32)
+    rows = empty_bytes(2 * block_rows * head_dim).view(np.uint16)
+    rows[:] = 0
+    sums = empty_bytes(4 * block_rows * head_dim).view(np.float32)
+    scores = empty_bytes(4 * len(tile) * BLOCK_KEYS).view(np.float32)
     # Behind the last row there is room for a vector's other lanes.
-    tops, totals = np.zeros(BLOCK_ROWS + LANES, np.float32), np.zeros(BLOCK_ROWS + LANES, np.float32)
-    shrinks, stops = np.empty(LANES, np.float32), np.empty(TILE_ROWS, np.int64)
+    tops, totals = np.zeros(block_rows + LANES, np.float32), np.zeros(block_rows + LANES, np.float32)
+    shrinks, stops = np.empty(LANES, np.float32), np.empty(len(tile), np.int64)
+    if len(tile) == AMX_ROWS:
+        configure(np.zeros(LINE_BYTES, np.uint8), 2 * AMX_ROWS)
     scratch = (rows, sums, scores, tops, totals, shrinks, stops)
     for share in range(begin, end):
         for turn in range((num_units + num_shares - 1) // num_shares):
@@ -97,12 +148,13 @@ def _attend_shares(
             if unit < num_units:
                 block, head = (num_units - 1 - unit) // num_heads, unit % num_heads
                 _attend_block(
+                    tile,
                     parts,
                     query,
                     first_row,
                     head,
-                    block * BLOCK_ROWS,
-                    min(BLOCK_ROWS, num_rows - block * BLOCK_ROWS),
+                    block * block_rows,
+                    min(block_rows, num_rows - block * block_rows),
                     key_pairs,
                     value_pairs,
                     num_visible,
@@ -111,10 +163,13 @@ def _attend_shares(
                     out,
                     scratch,
                 )
+    if len(tile) == AMX_ROWS:
+        release()
 
 
 @numba.njit(**OPTIONS)
 def _attend_block(
+    tile,
     parts,
     query,
     first_row,
@@ -130,57 +185,46 @@ def _attend_block(
     scratch,
 ):
     rows, sums, scores, tops, totals, shrinks, stops = scratch
-    head_dim = len(parts) * LANES
+    head_dim, tile_rows = len(parts) * LANES, len(tile)
+    unit = AMX_INPUTS if tile_rows == AMX_ROWS else LANES  # keys that are computed together
     group, room = query.shape[2], key_pairs.shape[1]
     flat_query, flat_out = query.reshape(-1), out.reshape(-1)
     flat_keys, flat_values = key_pairs.reshape(-1), value_pairs.reshape(-1)
     at = ((head * query.shape[1] + first_row) * group + block_row) * head_dim
-    num_tiles = (num_rows + TILE_ROWS - 1) // TILE_ROWS
+    num_tiles = (num_rows + tile_rows - 1) // tile_rows
     source = flat_query
-    if num_rows % TILE_ROWS:
+    if num_rows % tile_rows:
         # A tile reads all its rows, and behind the last one others' may lie, or nothing.
         for i in range(num_rows * head_dim):
             rows[i] = flat_query[at + i]
         source, at = rows, 0
-    for i in range(num_tiles * TILE_ROWS * head_dim):
+    for i in range(num_tiles * tile_rows * head_dim):
         sums[i] = 0
-    for row in range(num_tiles * TILE_ROWS):
+    for row in range(num_tiles * tile_rows):
         tops[row] = _LOWEST
         totals[row] = 0
     # Row r sees the keys before `num_visible + r // group`, and of them the last `window`.
-    first_key = max(0, num_visible + block_row // group - window) // LANES * LANES
+    first_key = max(0, num_visible + block_row // group - window) // unit * unit
     for start in range(first_key, num_visible + (block_row + num_rows - 1) // group, BLOCK_KEYS):
         pairs_at = (head * room + start) * head_dim
-        for tile in range(num_tiles):
-            tile_row = tile * TILE_ROWS
-            last_row = min(tile_row + TILE_ROWS, num_rows) - 1
+        for index in range(num_tiles):
+            tile_row = index * tile_rows
+            last_row = min(tile_row + tile_rows, num_rows) - 1
             num_keys = min(BLOCK_KEYS, num_visible + (block_row + last_row) // group - start)
             if num_keys <= 0:
                 continue
-            num_vectors = (num_keys + LANES - 1) // LANES
-            for vector in range(0, num_vectors, TILE_VECTORS):
-                keys_at, vectors = pairs_at + vector * LANES * head_dim, min(TILE_VECTORS, num_vectors - vector)
-                rows_at, score_at = at + tile_row * head_dim, vector * LANES
-                score_tile(source, rows_at, flat_keys, keys_at, vectors, scores, parts, BLOCK_KEYS, score_at)
-            for i in range(TILE_ROWS):
+            num_vectors = (num_keys + unit - 1) // unit * (unit // LANES)
+            tile_at = tile_row * head_dim
+            _score_keys(tile, source, at + tile_at, flat_keys, pairs_at, num_vectors, scores, parts)
+            for i in range(tile_rows):
                 stops[i] = num_visible + (block_row + tile_row + i) // group - start
                 for key in range(min(stops[i] - window, num_vectors * LANES)):
                     scores[i * BLOCK_KEYS + key] = _LOWEST
             num_whole = min(max(0, stops[0]) // LANES, num_vectors)
             softmax_tile(
-                scores, _TILE, BLOCK_KEYS, num_whole, num_vectors, stops, scale, tops, totals, tile_row, shrinks
+                scores, tile, BLOCK_KEYS, num_whole, num_vectors, stops, scale, tops, totals, tile_row, shrinks
             )
-            value_tile(
-                scores,
-                flat_values,
-                pairs_at,
-                num_vectors * (LANES // 2),
-                shrinks,
-                sums,
-                tile_row * head_dim,
-                parts,
-                BLOCK_KEYS,
-            )
+            _add_values(tile, scores, flat_values, pairs_at, num_vectors, shrinks, sums, tile_at, parts)
     for row in range(num_rows):
         token, j = first_row + (block_row + row) // group, (block_row + row) % group
         out_at = ((token * query.shape[0] + head) * group + j) * head_dim
@@ -188,14 +232,18 @@ def _attend_block(
 
 
 @numba.njit(**OPTIONS)
-def attend_chunk(threads, parts, query, first_row, count, key_pairs, value_pairs, num_visible, window, scale, out):
+def attend_chunk(
+    threads, tile, parts, query, first_row, count, key_pairs, value_pairs, num_visible, window, scale, out
+):
     """Attention of `count` queries of one request, from token `first_row` of the step on.
 
-    query: [num_kv_heads, tokens, group, head_dim] elements. key_pairs, value_pairs: as `pack` writes them. Query i sees
-    the last `window` of the first `num_visible + i` packed keys. out: [tokens, num_kv_heads, group, head_dim].
+    tile: DOT_TILE or AMX_TILE, which takes a head_dim that is a multiple of 32. query: [num_kv_heads, tokens, group,
+    head_dim] elements. key_pairs, value_pairs: as `pack` writes them. Query i sees the last `window` of the first
+    `num_visible + i` packed keys. out: [tokens, num_kv_heads, group, head_dim].
     """
     arguments = (
         threads,
+        tile,
         parts,
         query,
         first_row,
