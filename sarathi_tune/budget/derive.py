@@ -52,9 +52,12 @@ def derive(profile: Profile, model: StepModel, question: BudgetQuestion) -> Deri
     Never raises for a bad SLO or a poor profile: those are verdicts.
     """
     desk = _Desk.of(profile, model, question)
-    doubt = _too_little(profile, model) or _too_restless(model, desk)
+    too_little = _too_little(profile, model)
+    if too_little:
+        return desk.answer("inconclusive", None, too_little)
+    doubt = _too_noisy(profile, model) or _too_restless(model, desk)
     if doubt:
-        return desk.answer("inconclusive", None, doubt)
+        return desk.inconclusive(doubt, desk.fitted())
     if desk.chunk_within is None or desk.chunk_within < desk.useful:
         return desk.answer(*desk.why_not())
     if desk.steps.worst_ms(desk.steps.widest_chunk) <= question.limit_ms:
@@ -74,6 +77,11 @@ def _too_little(profile: Profile, model: StepModel) -> str | None:
             f"The profile has {model.num_rows} usable rows with {len(widths)} different chunk widths; at least 3 rows "
             "and 2 widths are needed to price a prompt token. Add rows."
         )
+    return None
+
+
+def _too_noisy(profile: Profile, model: StepModel) -> str | None:
+    """Why the rows don't say enough about each other, or None."""
     if model.error.n >= 6 and model.error.median > LARGEST_ERROR:
         return (
             f"The step model misses shapes it hasn't seen by {model.error.median:.0%} (median of {model.error.n}), too "
@@ -98,7 +106,7 @@ def _too_restless(model: StepModel, desk: _Desk) -> str | None:
         return None
     return (
         f"Steps of the same shape took up to {ratio:.1f} times their median at p{percentile * 100:g}: something else "
-        "used the machine, and a budget from such times would be of no use. Measure again on an idle machine."
+        "used the machine, and such times say too little to recommend a budget. Measure again on an idle machine."
     )
 
 
@@ -287,21 +295,32 @@ class _Desk:
         interval, hopeless = self._interval(budget)
         if hopeless > DOUBTFUL_SHARE:
             why = (
-                f"A budget of {found:,} would do by the fit, but {hopeless:.0%} of the models that the same data could "
-                "have given allow none: the SLO is too close to the smallest step. Measure more, or leave more room."
+                f"{hopeless:.0%} of the models that the same data could have given allow no budget: the SLO is too "
+                "close to the smallest step. Measure more, or leave more room."
             )
-            return self.answer("inconclusive", None, why)
+            return self.inconclusive(why, budget)
         if interval and interval[1] > WIDEST_INTERVAL * max(1, interval[0]):
             why = (
                 f"The budget lies somewhere between {interval[0]:,} and {interval[1]:,} tokens, too wide to recommend "
                 "one. Measure more shapes, more rounds, on an idle machine."
             )
-            return replace(self.answer("inconclusive", None, why), interval=interval)
+            return replace(self.inconclusive(why, budget), interval=interval)
         return replace(
             self.answer("recommended", budget, self._why_recommended(budget, alignment), alignment=alignment),
             interval=interval,
             unaligned_budget=found,
         )
+
+    def inconclusive(self, why: str, fitted: int | None) -> Derivation:
+        """No recommendation; `fitted` is the budget by the fit alone."""
+        return replace(self.answer("inconclusive", None, why), fitted_budget=fitted)
+
+    def fitted(self) -> int | None:
+        """The largest budget that holds by the fit alone, however little that is worth; None when there is none."""
+        if self.chunk_within is None or self.chunk_within < self.useful:
+            return None
+        found = self.question.decodes + self.chunk_within
+        return self._aligned(found)[0] if found >= self.floor else None
 
     def _aligned(self, found: int) -> tuple[int, str]:
         """The budget after alignment, and why it moved."""
@@ -384,6 +403,7 @@ class _Desk:
             largest_max_num_seqs=largest_max_num_seqs,
             smallest_slo_ms=self.smallest_slo_ms(question.decodes),
             unaligned_budget=budget,
+            fitted_budget=None,
             alignment=alignment,
             floor=self.floor,
             min_chunk_tokens=self.useful,

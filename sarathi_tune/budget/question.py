@@ -139,6 +139,8 @@ class Derivation:
     `largest_decode_batch` the largest whose decode-only step meets the SLO, with no room for prompts beside it;
     `smallest_slo_ms` the smallest SLO for which it is, with these decodes. `largest_max_num_seqs` is set when the
     engine's floor on the budget, not the step time, is what fails. `unaligned_budget` is the budget before alignment.
+    `fitted_budget`: where scatter, noise or a wide interval make it inconclusive, the budget by the fit alone; worth a
+    try under load, not a recommendation. None elsewhere, and where the fit has none either.
     `serial_chunk`: the largest chunk for an engine in which a chunk *delays* a decode step; None if there is none.
     """
 
@@ -155,6 +157,7 @@ class Derivation:
     largest_max_num_seqs: int | None
     smallest_slo_ms: float | None
     unaligned_budget: int | None
+    fitted_budget: int | None
     alignment: str
     floor: int
     min_chunk_tokens: int

@@ -58,14 +58,23 @@ class BudgetRun:
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """What measuring the server with its default budget advised, with its notices; the whole result lies in
-    `folder`."""
+    """What measuring the server with its default budget advised, with its notices; the whole result lies in `folder`.
+
+    `fitted_tokens`: the budget by the fit alone, where that was too uncertain to be advised. It is run all the same,
+    because the load decides.
+    """
 
     budget_tokens: int | None
     verdict: str
     why: str
     folder: str | None
+    fitted_tokens: int | None = None
     notices: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def to_try_tokens(self) -> int | None:
+        """The budget that is run for it."""
+        return self.fitted_tokens if self.budget_tokens is None else self.budget_tokens
 
     def as_dict(self) -> dict[str, Any]:
         """The recommendation as it stands in a result document."""
@@ -74,6 +83,7 @@ class Recommendation:
             "verdict": self.verdict,
             "why": self.why,
             "folder": self.folder,
+            "fitted_tokens": self.fitted_tokens,
             "notices": list(self.notices),
         }
 

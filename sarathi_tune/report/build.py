@@ -67,6 +67,7 @@ def advice(
         why=derivation.why,
         max_num_seqs=question.max_num_seqs or question.decodes,
         budget_tokens=derivation.budget,
+        fitted_tokens=derivation.fitted_budget,
         interval_tokens=derivation.interval,
         interval_level=derivation.interval_level,
         decode_step=_step(derivation.decode_step),

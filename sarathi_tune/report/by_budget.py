@@ -9,7 +9,7 @@ from sarathi_tune.goodput.by_budget import BudgetComparison, BudgetRun
 from sarathi_tune.report.console import figure_table, print_heading, print_notices, print_prose
 from sarathi_tune.report.figures import ms_figure, rate_figure
 from sarathi_tune.report.glyphs import glyphs_for
-from sarathi_tune.report.wording import sentence
+from sarathi_tune.report.wording import fitted_words, sentence
 from sarathi_tune.units import format_ms
 
 _STYLE = {"met": "bold green", "missed": "bold red", "failed": "bold red", "inconclusive": "bold yellow"}
@@ -31,8 +31,10 @@ def print_budgets(comparison: BudgetComparison, console: Console) -> None:
     if recommendation is not None:
         advised = recommendation.budget_tokens
         budget = "no budget" if advised is None else f"budget {advised:,}"
-        why = sentence(recommendation.why)
-        print_prose(Text(f"Recommended by measuring the default from outside: {budget}. {why}"), console)
+        said = [sentence(recommendation.why)]
+        if recommendation.fitted_tokens is not None:
+            said.append(fitted_words(recommendation.fitted_tokens))
+        print_prose(Text(f"Recommended by measuring the default from outside: {budget}. {' '.join(said)}"), console)
     for run in comparison.runs:
         why = run.failure or (run.verification.why if run.verification else "")
         ready = "" if run.ready_s is None else f" Ready after {run.ready_s:.0f} s."

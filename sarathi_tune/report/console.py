@@ -18,7 +18,7 @@ from sarathi_tune.report.glyphs import Glyphs, glyphs_for
 from sarathi_tune.report.outside import running_now, seen_facts
 from sarathi_tune.report.plot import EDGE, step_plot
 from sarathi_tune.report.result import Advice, FitError, Latency, Neighbour, Result, RuleOfThumb, Run
-from sarathi_tune.report.wording import Headline, headline, in_reach, run_verdict, serve_line, why_title
+from sarathi_tune.report.wording import Headline, fitted_words, headline, in_reach, run_verdict, serve_line, why_title
 from sarathi_tune.units import format_ms, format_tokens
 
 _STYLE = {"good": "bold green", "bad": "bold red", "unsure": "bold yellow"}
@@ -110,6 +110,8 @@ def _print_why(result: Result, console: Console) -> None:
         low, high = map(format_tokens, advice.interval_tokens)
         level = percent_figure(advice.interval_level)
         print_prose(Text(f"{level} interval of the budget: {low} to {high} tokens."), console)
+    if advice.fitted_tokens is not None:
+        print_prose(Text(fitted_words(advice.fitted_tokens)), console)
     if result.fit_error:
         print_prose(Text(_fit_error(result.fit_error)), console)
 

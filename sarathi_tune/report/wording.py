@@ -83,6 +83,11 @@ def why_title(advice: Advice) -> str:
     return titles[advice.verdict]
 
 
+def fitted_words(tokens: int) -> str:
+    """What is said of a budget that the fit has and the data are too uncertain to advise."""
+    return f"By the fit alone it would be {tokens:,} tokens: worth a try under load, not a recommendation."
+
+
 def _recommended(result: Result) -> Headline:
     budget, promise = result.advice.budget_tokens, _promise(result.objective)
     assert budget is not None, "a recommendation has a budget"

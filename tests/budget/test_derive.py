@@ -171,14 +171,32 @@ def test_too_few_rows() -> None:
         [((8, 1024, 0, 0), 12.0), ((0, 0, 512, 0), 40.0)],
     ):
         found = answer(hand_written(rows), 50, 8, 1024)
-        assert (found.verdict, found.budget) == ("inconclusive", None)
+        assert (found.verdict, found.budget, found.fitted_budget) == ("inconclusive", None, None)
         assert "rows" in found.why
 
 
 def test_noise_is_inconclusive() -> None:
     noisy = Profile(samples=CPU.samples, noise=0.3)
-    assert "30%" in answer(noisy, 100, 8, 1024).why
-    assert answer(noisy, 100, 8, 1024).verdict == "inconclusive"
+    found = answer(noisy, 100, 8, 1024)
+    assert "30%" in found.why
+    assert (found.verdict, found.budget) == ("inconclusive", None)
+    certain = answer(CPU, 100, 8, 1024)
+    assert certain.verdict == "recommended"
+    assert (found.fitted_budget, certain.fitted_budget) == (certain.budget, None)
+    assert answer(noisy, 5, 8, 1024).fitted_budget is None, "the fit has none either"
+
+
+def test_steps_that_take_twice_their_median_at_times_are_inconclusive() -> None:
+    # every tenth step takes 2.5 times as long, which is more than any idle device does
+    restless = Profile(
+        samples=tuple(Sample(s.shape, (*[s.median_ms] * 27, *[2.5 * s.median_ms] * 3)) for s in CPU.samples)
+    )
+    found = answer(restless, 250, 8, 1024)
+    assert (found.verdict, found.budget) == ("inconclusive", None)
+    assert "2.5 times their median" in found.why
+    # steps of up to 250 / 2.5 ms
+    calm = Profile(samples=tuple(Sample(s.shape, (s.median_ms,) * 30) for s in CPU.samples))
+    assert found.fitted_budget == pytest.approx(answer(calm, 100, 8, 1024, resamples=0).budget, rel=0.05)
 
 
 def test_a_model_that_misses_is_inconclusive() -> None:

@@ -9,6 +9,7 @@ from sarathi_tune.config.outside import OutsideConfig
 from sarathi_tune.errors import TargetError
 from sarathi_tune.goodput.by_budget import BudgetComparison, BudgetRun, Recommendation
 from sarathi_tune.report.progress import Ui
+from sarathi_tune.report.wording import fitted_words
 from sarathi_tune.tune.folder import new_folder
 from sarathi_tune.tune.launching.server import Launch, RunningServer, free_port, running
 from sarathi_tune.tune.launching.vllm import max_num_seqs_in, serve_command
@@ -19,8 +20,9 @@ def compare_budgets(config: LaunchConfig, ui: Ui) -> BudgetComparison:
     """Start, measure, stop; then the next budget. A budget with which the server fails is a row, and the others go on.
 
     Where a recommendation is asked for, the server with its default budget is measured from outside as well, and the
-    budget that follows is run last. Raises UsageError when the executable can't be started, InterruptedRunError for
-    Ctrl-C before there was a row; after it the comparison holds what there is.
+    budget that follows, or that the fit has and the data are too uncertain to advise, is run last. Raises UsageError
+    when the executable can't be started, InterruptedRunError for Ctrl-C before there was a row; after it the comparison
+    holds what there is.
     """
     serve_command(config.executable, config.model, 1, None, config.extra)  # refuses before anything is started
     comparing = _Comparing(config, new_folder(config.out_dir, f"{config.engine}-budgets").path, ui)
@@ -53,9 +55,9 @@ class _Comparing:
             budgets = tuple(budget for budget in budgets if budget is not None)
         for budget in budgets:
             yield self._run(budget)
-        advised = self.recommendation.budget_tokens if self.recommendation else None
-        if advised is not None and advised not in budgets:
-            yield self._run(advised)
+        to_try = self.recommendation.to_try_tokens if self.recommendation else None
+        if to_try is not None and to_try not in budgets:
+            yield self._run(to_try)
 
     def _run(self, budget: int | None, *, recommend: bool = False) -> BudgetRun:
         config, ui = self.config, self.ui
@@ -94,10 +96,17 @@ class _Comparing:
         result = run_outside(outside, self.ui)
         advice = result.advice
         self.recommendation = Recommendation(
-            advice.budget_tokens, advice.verdict, advice.why, result.folder, result.notices
+            advice.budget_tokens,
+            advice.verdict,
+            advice.why,
+            result.folder,
+            fitted_tokens=advice.fitted_tokens,
+            notices=result.notices,
         )
         budget = "no budget" if advice.budget_tokens is None else f"a budget of {advice.budget_tokens:,} tokens"
         self.ui.note(f"Measured from outside: {budget} ({advice.verdict}).")
+        if advice.fitted_tokens is not None:
+            self.ui.note(f"{fitted_words(advice.fitted_tokens)} It is run all the same.")
 
     def _measure(self, row: BudgetRun, server: RunningServer) -> BudgetRun:
         try:

@@ -94,7 +94,7 @@ def test_the_recommended_budget_is_derived_at_the_default_and_run_last(
 
     def advise(config: OutsideConfig, _ui: Ui) -> SimpleNamespace:
         asked.append(config)
-        advice = SimpleNamespace(budget_tokens=150, verdict="recommended", why="It fits.")
+        advice = SimpleNamespace(budget_tokens=150, fitted_tokens=None, verdict="recommended", why="It fits.")
         wider = margin_is_wider(150, 8, 3, 210.0, 400).as_dict()
         return SimpleNamespace(advice=advice, folder="somewhere", notices=(wider,))
 
@@ -110,6 +110,24 @@ def test_the_recommended_budget_is_derived_at_the_default_and_run_last(
     assert "Recommended by measuring the default from outside: budget 150." in " ".join(ended.out.split())
     assert [notice["code"] for notice in document["recommendation"]["notices"]] == ["margin-is-wider"]
     assert "a steady load would meet the objective up to a budget of about 400" in " ".join(ended.out.split())
+
+
+def test_a_budget_that_the_fit_has_is_run_where_none_is_advised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def advise(_config: OutsideConfig, _ui: Ui) -> SimpleNamespace:
+        advice = SimpleNamespace(budget_tokens=None, fitted_tokens=100, verdict="inconclusive", why="Too restless.")
+        return SimpleNamespace(advice=advice, folder="somewhere", notices=())
+
+    monkeypatch.setattr("sarathi_tune.tune.outside.run_outside", advise)
+    ended = compare(tmp_path, "recommended", "--max-num-seqs", "8")
+    assert ended.code == 0, ended
+    document = found(tmp_path)
+    assert [(row["budget_tokens"], row["verdict"]) for row in document["runs"]] == [(None, "met"), (100, "met")]
+    recommendation = document["recommendation"]
+    assert (recommendation["budget_tokens"], recommendation["fitted_tokens"]) == (None, 100)
+    said = " ".join(ended.out.split())
+    assert "from outside: no budget. Too restless. By the fit alone it would be 100 tokens" in said
 
 
 def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
