@@ -414,14 +414,14 @@ def output_length_unknown() -> Notice:
     )
 
 
-def answers_outlast_the_run(seconds: float, answer_s: float) -> Notice:
+def answers_outlast_the_run(filling_s: float, answer_s: float) -> Notice:
     """In a closed loop no request went out behind those that filled it."""
     return Notice(
         "answers-outlast-the-run",
         "warning",
-        f"No answer ended within {seconds:.3g} s, so that no request followed another: those that filled the loop are "
-        "what is counted, and they all came at once.",
-        f"Run for at least {math.ceil(3 * answer_s)} s (--seconds), or with shorter answers.",
+        f"No answer ended within {filling_s:.3g} s, so that no request followed another: those that filled the loop "
+        "are what is counted, and they all came at once.",
+        f"Run for at least {math.ceil(answer_s)} s (--seconds), or with shorter answers.",
     )
 
 

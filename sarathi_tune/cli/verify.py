@@ -49,7 +49,10 @@ def verify(
         str | None, typer.Option("--concurrency", metavar="N", help="A closed loop of N streams instead of a rate.")
     ] = None,
     seconds: Annotated[
-        str | None, typer.Option("--seconds", metavar="TIME", help="Length of one run. (default: 30s)")
+        str | None,
+        typer.Option(
+            "--seconds", metavar="TIME", help="Length of one run; a closed loop is filled first. (default: 30s)"
+        ),
     ] = None,
     time_limit: Annotated[
         str | None, typer.Option("--time-limit", metavar="TIME", help="Of the search. (default: 300s)")

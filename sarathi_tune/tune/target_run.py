@@ -216,14 +216,16 @@ class _Verifier:
         return self._run(schedule, settings)
 
     def _closed_loop(self, concurrency: int) -> Point:
-        # more than can be answered: each stream at the pace of a request alone, and a first one to fill the slots
-        schedule = self.source.closed_loop(concurrency * (2 + int(self.config.seconds / self.alone_s)))
+        # more than can be answered: each stream at the pace of a request alone, and two to fill the slots
+        schedule = self.source.closed_loop(concurrency * (3 + int(self.config.seconds / self.alone_s)))
         settings = self._settings(drain_s=self.config.request_timeout_s, stop_after_s=schedule.window_s)
         point = self._run(schedule, replace(settings, in_flight=concurrency))
         records = point.result.records
         if len(records) <= concurrency:
+            from sarathi_tune.loadgen.http.client import LONGEST_FILLING
+
             longest_s = max((record.end_s or 0.0) - (record.sent_s or 0.0) for record in records)
-            self.notices.append(answers_outlast_the_run(self.config.seconds, longest_s))
+            self.notices.append(answers_outlast_the_run(LONGEST_FILLING * self.config.seconds, longest_s))
         return point
 
     def _run(self, schedule: Schedule, settings: "HttpSettings") -> Point:
@@ -237,7 +239,8 @@ class _Verifier:
         while True:
             self._wait_until_idle()
             name = "Closed loop" if rate_per_s is None else f"{rate_per_s:.3g} req/s"
-            with self.ui.phase(name, len(schedule.times_s)) as phase:
+            in_flight = settings.in_flight
+            with self.ui.phase(name, len(schedule.times_s) if in_flight is None else 2 * in_flight) as phase:
                 result = self._load(self.source.requests(schedule), replace(settings, workers=self.workers), phase)
             point = self._point(rate_per_s, result)
             is_client = point.validity.is_client_limited and self.config.workers is None
@@ -250,11 +253,16 @@ class _Verifier:
     def _load(self, requests: Sequence[TimedRequest], settings: "HttpSettings", phase: Phase | None) -> LoadResult:
         from sarathi_tune.loadgen.http.worker import run_http_load
 
-        done = 0
+        done, filled_s = 0, 0.0
 
         def show(progress: LoadProgress) -> None:
-            nonlocal done
+            nonlocal done, filled_s
             if phase is not None:
+                if settings.in_flight is not None and progress.num_finished >= settings.in_flight:
+                    filled_s = filled_s or progress.elapsed_s
+                    end_s = filled_s + (settings.stop_after_s or 0.0)
+                    per_s = progress.num_finished / progress.elapsed_s
+                    phase.expect(max(progress.num_finished, round(per_s * end_s) + settings.in_flight))
                 phase.advance(progress.num_finished - done)
                 phase.describe(f"{progress.num_running} under way")
                 done = progress.num_finished

@@ -80,13 +80,27 @@ def test_a_closed_loop() -> None:
 
 def test_a_closed_loop_whose_answers_outlast_the_run_counts_those_that_filled_it() -> None:
     with openai_server(healthy(gap_s=0.02)) as (url, _):
-        ended = verify(url, "--workload", "fixed:32:100", "--concurrency", "4", "--seconds", "1s", "--json", "-")
-    # 99 gaps of 20 ms each take two seconds
+        ended = verify(url, "--workload", "fixed:32:100", "--concurrency", "4", "--seconds", "0.5s", "--json", "-")
+    # 99 gaps of 20 ms each take two seconds, and filling 1.5 at most
     assert ended.code == 0, ended
     document = document_of(ended)
     requests = document["points"][0]["latency"]["requests"]
     assert (requests["intended"], requests["good"]) == (4, 4)
     assert "answers-outlast-the-run" in {notice["code"] for notice in document["notices"]}
+
+
+def test_a_closed_loop_runs_for_its_length_from_when_it_is_filled() -> None:
+    with openai_server(healthy(gap_s=0.02)) as (url, _):
+        ended = verify(url, "--workload", "fixed:32:50", "--concurrency", "8", "--seconds", "0.7s", "--json", "-")
+    # 49 gaps of 20 ms: the first eight end after a second, and a run of 0.7 s would have had no second round
+    assert ended.code == 0, ended
+    (point,) = document_of(ended)["points"]
+    begin_s, end_s = point["window_s"]
+    assert begin_s < 0.5
+    assert 1.6 < end_s < 2.5
+    requests = point["latency"]["requests"]
+    assert (requests["intended"], requests["good"]) == (8, 8)
+    assert len(point["requests"]) == 16
 
 
 def test_the_search_finds_what_the_server_can_do() -> None:

@@ -7,6 +7,7 @@ processes can be compared, because `time.perf_counter` is one clock for the whol
 
 import asyncio
 import contextlib
+import math
 import signal
 import threading
 import time
@@ -30,12 +31,18 @@ _LAG_EVERY_S = 0.02
 #: epoll counts in whole milliseconds and rounds a sleep up; reads wake it up at once all the same.
 _TIMER_S = 0.001
 _PROGRESS_S = 0.25
+#: How many times the length of a closed loop's run its filling may take.
+LONGEST_FILLING = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class HttpSettings:
-    """How a run is done. `in_flight` and `stop_after_s` as in `run_load`; what was sent is followed for up to `drain_s`
-    behind the end of the sending. `workers` 0 runs in this process, otherwise in so many of their own."""
+    """How a run is done. `in_flight` as in `run_load`; what was sent is followed for up to `drain_s` behind the end of
+    the sending. `workers` 0 runs in this process, otherwise in so many of their own.
+
+    `stop_after_s` ends the sending. In a closed loop it counts from when as many requests have ended as are kept under
+    way, because with long queues or answers filling takes longer than the run; `LONGEST_FILLING` times it at most.
+    """
 
     timeouts: Timeouts = field(default_factory=Timeouts)
     in_flight: int | None = None
@@ -57,7 +64,8 @@ class ShardJob:
 
 @dataclass(frozen=True, slots=True)
 class ShardResult:
-    """What a share of a run left: one record per request, and how the process fared."""
+    """What a share of a run left: one record per request, and how the process fared. `sending_s`: when the sending of a
+    closed loop ended."""
 
     records: tuple[RequestRecord, ...]
     loop_lags_ms: tuple[float, ...]
@@ -68,6 +76,7 @@ class ShardResult:
     elapsed_s: float
     origin_s: float
     is_complete: bool
+    sending_s: float = math.inf
 
 
 @dataclass(slots=True, eq=False)
@@ -99,6 +108,8 @@ class Shard:
         self.elapsed_s = 0.0
         self.is_complete = False
         self._slot_freed_s = 0.0
+        self._filled_s: float | None = None
+        self._sending_s = math.inf
         self._num_sent = 0
         self._num_ended = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -150,6 +161,7 @@ class Shard:
             elapsed_s=self.elapsed_s,
             origin_s=self.origin_s,
             is_complete=self.is_complete,
+            sending_s=self._sending_s,
         )
 
     async def _run(self, client: httpx.AsyncClient, stop: asyncio.Event) -> None:
@@ -189,7 +201,8 @@ class Shard:
                 else:
                     await slots.acquire()
             now_s = self._now_s()
-            if at_s is None and settings.stop_after_s is not None and now_s >= settings.stop_after_s:
+            if at_s is None and now_s >= self._closed_end_s():
+                self._sending_s = self._closed_end_s()
                 break  # a closed loop intends nothing behind its end
             attempt.intended_s = now_s if at_s is None else at_s
             attempt.sent_s, attempt.lag_s = now_s, max(0.0, now_s - max(attempt.intended_s, free_s))
@@ -199,6 +212,13 @@ class Shard:
             task.add_done_callback(self._tasks.discard)
             if at_s is None:
                 await asyncio.sleep(0)  # let it go out before the next one is made
+
+    def _closed_end_s(self) -> float:
+        """When the sending of a closed loop ends, as far as that is known."""
+        length_s = self.job.settings.stop_after_s
+        if length_s is None:
+            return math.inf
+        return LONGEST_FILLING * length_s if self._filled_s is None else self._filled_s + length_s
 
     async def _send(self, client: httpx.AsyncClient, attempt: _Attempt, slots: asyncio.Semaphore | None) -> None:
         try:
@@ -215,6 +235,8 @@ class Shard:
             attempt.is_ended = True
             self._num_ended += 1
             self._slot_freed_s = self._now_s()
+            if self._num_ended == self.job.settings.in_flight:
+                self._filled_s = self._slot_freed_s
             if slots is not None:
                 slots.release()
 

@@ -102,8 +102,8 @@ def _merge(
         key=lambda record: (record.intended_s, record.request_id),
     )
     lags = [lag for shard in shards for lag in shard.loop_lags_ms]
-    stop_s = window_stop(ordered, settings.stop_after_s)
     is_closed = any(item.at_s is None for item in ordered)
+    stop_s = _closed_stop(shards) if is_closed else window_stop(ordered, settings.stop_after_s)
     if is_closed:  # a closed loop intends what it sends: the rest of its list is nobody's
         records = [record for record in records if record.outcome != "not_sent"]
     return LoadResult(
@@ -125,11 +125,17 @@ def _merge(
     )
 
 
+def _closed_stop(shards: Sequence[ShardResult]) -> float | None:
+    """When the first share of a closed loop ended its sending; None when none did before its requests were used up."""
+    stop_s = min(shard.sending_s for shard in shards)
+    return stop_s if math.isfinite(stop_s) else None
+
+
 def _window(
     records: Sequence[RequestRecord], settings: HttpSettings, stop_s: float | None, is_closed: bool
 ) -> tuple[float, float]:
-    """The steady window. A closed loop's begins when as many have answered as it keeps under way, and ends when its
-    last request goes out: filling and draining stay outside. Where no request went out behind the filling, because
+    """The steady window. A closed loop's begins when as many have answered as it keeps under way, and ends with its
+    sending: filling and draining stay outside. Where no request went out behind the filling, because
     answers take longer than the run, the filling is all there is, and counts."""
     start_s = settings.warmup_s
     if stop_s is None:
