@@ -60,8 +60,8 @@ class BudgetRun:
 class Recommendation:
     """What measuring the server with its default budget advised, with its notices; the whole result lies in `folder`.
 
-    `fitted_tokens`: the budget by the fit alone, where that was too uncertain to be advised. It is run all the same,
-    because the load decides.
+    `fitted_tokens`: the budget by the fit alone, where that was too uncertain to be advised. `tried_tokens`: the
+    budgets that were run for it.
     """
 
     budget_tokens: int | None
@@ -69,12 +69,8 @@ class Recommendation:
     why: str
     folder: str | None
     fitted_tokens: int | None = None
+    tried_tokens: tuple[int, ...] = ()
     notices: tuple[Mapping[str, Any], ...] = ()
-
-    @property
-    def to_try_tokens(self) -> int | None:
-        """The budget that is run for it."""
-        return self.fitted_tokens if self.budget_tokens is None else self.budget_tokens
 
     def as_dict(self) -> dict[str, Any]:
         """The recommendation as it stands in a result document."""
@@ -84,6 +80,7 @@ class Recommendation:
             "why": self.why,
             "folder": self.folder,
             "fitted_tokens": self.fitted_tokens,
+            "tried_tokens": list(self.tried_tokens),
             "notices": list(self.notices),
         }
 

@@ -68,6 +68,7 @@ def advice(
         max_num_seqs=question.max_num_seqs or question.decodes,
         budget_tokens=derivation.budget,
         fitted_tokens=derivation.fitted_budget,
+        smallest_tokens=max(derivation.floor, question.decodes + derivation.min_chunk_tokens),
         interval_tokens=derivation.interval,
         interval_level=derivation.interval_level,
         decode_step=_step(derivation.decode_step),

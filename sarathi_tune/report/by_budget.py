@@ -34,6 +34,8 @@ def print_budgets(comparison: BudgetComparison, console: Console) -> None:
         said = [sentence(recommendation.why)]
         if recommendation.fitted_tokens is not None:
             said.append(fitted_words(recommendation.fitted_tokens))
+        if advised is None and recommendation.tried_tokens:
+            said.append(f"Tried, because the load decides: {_list([f'{n:,}' for n in recommendation.tried_tokens])}.")
         print_prose(Text(f"Recommended by measuring the default from outside: {budget}. {' '.join(said)}"), console)
     for run in comparison.runs:
         why = run.failure or (run.verification.why if run.verification else "")

@@ -96,6 +96,7 @@ class Advice:
     `largest_batch` (beside a useful chunk), `largest_decode_batch` (decodes alone), `largest_max_num_seqs` and
     `smallest_slo_ms` say what would be in reach when the objective isn't.
     `fitted_tokens`: the budget by the fit alone where that is too uncertain to be advised; the load can try it.
+    `smallest_tokens`: the smallest budget that is legal and computes prompts at a useful rate.
     `serial_chunk_tokens`: the largest chunk that may run between two decode steps, for engines that don't mix the two.
     """
 
@@ -104,6 +105,7 @@ class Advice:
     max_num_seqs: int
     budget_tokens: int | None = None
     fitted_tokens: int | None = None
+    smallest_tokens: int | None = None
     interval_tokens: tuple[int, int] | None = None
     interval_level: float = 0.9
     decode_step: LimitingStep | None = None

@@ -1,6 +1,6 @@
 """The server started with one budget after the other, and the same load on each."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,9 +9,11 @@ from sarathi_tune.config.outside import OutsideConfig
 from sarathi_tune.errors import TargetError
 from sarathi_tune.goodput.by_budget import BudgetComparison, BudgetRun, Recommendation
 from sarathi_tune.report.progress import Ui
+from sarathi_tune.report.result import Advice
 from sarathi_tune.report.wording import fitted_words
 from sarathi_tune.tune.folder import new_folder
 from sarathi_tune.tune.launching.server import Launch, RunningServer, free_port, running
+from sarathi_tune.tune.launching.tries import MOST_TRIES, first_try, next_try
 from sarathi_tune.tune.launching.vllm import max_num_seqs_in, serve_command
 from sarathi_tune.tune.target_run import run_verification
 
@@ -19,10 +21,10 @@ from sarathi_tune.tune.target_run import run_verification
 def compare_budgets(config: LaunchConfig, ui: Ui) -> BudgetComparison:
     """Start, measure, stop; then the next budget. A budget with which the server fails is a row, and the others go on.
 
-    Where a recommendation is asked for, the server with its default budget is measured from outside as well, and the
-    budget that follows, or that the fit has and the data are too uncertain to advise, is run last. Raises UsageError
-    when the executable can't be started, InterruptedRunError for Ctrl-C before there was a row; after it the comparison
-    holds what there is.
+    Where a recommendation is asked for, the server with its default budget is measured from outside as well, and what
+    follows is run last: the advised budget, or what comes closest to one (see `tries`), and smaller ones while the load
+    breaks the objective. Raises UsageError when the executable can't be started, InterruptedRunError for Ctrl-C before
+    there was a row; after it the comparison holds what there is.
     """
     serve_command(config.executable, config.model, 1, None, config.extra)  # refuses before anything is started
     comparing = _Comparing(config, new_folder(config.out_dir, f"{config.engine}-budgets").path, ui)
@@ -46,6 +48,7 @@ class _Comparing:
     def __init__(self, config: LaunchConfig, folder: Path, ui: Ui) -> None:
         self.config, self.folder, self.ui = config, folder, ui
         self.recommendation: Recommendation | None = None
+        self.advice: Advice | None = None
 
     def runs(self) -> Iterator[BudgetRun]:
         """A row for each budget, as it is done."""
@@ -55,9 +58,20 @@ class _Comparing:
             budgets = tuple(budget for budget in budgets if budget is not None)
         for budget in budgets:
             yield self._run(budget)
-        to_try = self.recommendation.to_try_tokens if self.recommendation else None
-        if to_try is not None and to_try not in budgets:
-            yield self._run(to_try)
+        yield from self._tries(budgets)
+
+    def _tries(self, known: Sequence[int | None]) -> Iterator[BudgetRun]:
+        """A row for each budget that is run for the recommendation, until one meets the objective."""
+        slo = self.config.verify.slo
+        budget = first_try(self.advice, slo) if self.advice else None
+        for _ in range(MOST_TRIES):
+            if self.advice is None or self.recommendation is None or budget is None or budget in known:
+                return
+            tried = (*self.recommendation.tried_tokens, budget)
+            self.recommendation = replace(self.recommendation, tried_tokens=tried)
+            run = self._run(budget)
+            yield run
+            budget = next_try(self.advice, slo, run)
 
     def _run(self, budget: int | None, *, recommend: bool = False) -> BudgetRun:
         config, ui = self.config, self.ui
@@ -94,7 +108,7 @@ class _Comparing:
             out_dir=self.folder,
         )
         result = run_outside(outside, self.ui)
-        advice = result.advice
+        self.advice = advice = result.advice
         self.recommendation = Recommendation(
             advice.budget_tokens,
             advice.verdict,
@@ -106,7 +120,7 @@ class _Comparing:
         budget = "no budget" if advice.budget_tokens is None else f"a budget of {advice.budget_tokens:,} tokens"
         self.ui.note(f"Measured from outside: {budget} ({advice.verdict}).")
         if advice.fitted_tokens is not None:
-            self.ui.note(f"{fitted_words(advice.fitted_tokens)} It is run all the same.")
+            self.ui.note(fitted_words(advice.fitted_tokens))
 
     def _measure(self, row: BudgetRun, server: RunningServer) -> BudgetRun:
         try:

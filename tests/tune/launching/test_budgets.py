@@ -16,6 +16,7 @@ import pytest
 from sarathi_tune.config.outside import OutsideConfig
 from sarathi_tune.notices import margin_is_wider
 from sarathi_tune.report.progress import Ui
+from sarathi_tune.report.result import Advice, LimitingStep
 from tests.cli.running import ROOT, Ended, run
 
 FAKE = Path(__file__).with_name("fake_vllm.py")
@@ -51,6 +52,15 @@ def is_alive(pid: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return False
     return state != "Z"
+
+
+def advised(monkeypatch: pytest.MonkeyPatch, advice: Advice) -> None:
+    """Looking at a server from outside ends with this advice."""
+
+    def advise(_config: OutsideConfig, _ui: Ui) -> SimpleNamespace:
+        return SimpleNamespace(advice=advice, folder="somewhere", notices=())
+
+    monkeypatch.setattr("sarathi_tune.tune.outside.run_outside", advise)
 
 
 def wait_for(condition: Callable[[], bool], limit_s: float = 60.0) -> bool:
@@ -94,7 +104,7 @@ def test_the_recommended_budget_is_derived_at_the_default_and_run_last(
 
     def advise(config: OutsideConfig, _ui: Ui) -> SimpleNamespace:
         asked.append(config)
-        advice = SimpleNamespace(budget_tokens=150, fitted_tokens=None, verdict="recommended", why="It fits.")
+        advice = Advice("recommended", "It fits.", 8, budget_tokens=150)
         wider = margin_is_wider(150, 8, 3, 210.0, 400).as_dict()
         return SimpleNamespace(advice=advice, folder="somewhere", notices=(wider,))
 
@@ -115,11 +125,8 @@ def test_the_recommended_budget_is_derived_at_the_default_and_run_last(
 def test_a_budget_that_the_fit_has_is_run_where_none_is_advised(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def advise(_config: OutsideConfig, _ui: Ui) -> SimpleNamespace:
-        advice = SimpleNamespace(budget_tokens=None, fitted_tokens=100, verdict="inconclusive", why="Too restless.")
-        return SimpleNamespace(advice=advice, folder="somewhere", notices=())
-
-    monkeypatch.setattr("sarathi_tune.tune.outside.run_outside", advise)
+    advice = Advice("inconclusive", "Too restless.", 8, fitted_tokens=100)
+    advised(monkeypatch, advice)
     ended = compare(tmp_path, "recommended", "--max-num-seqs", "8")
     assert ended.code == 0, ended
     document = found(tmp_path)
@@ -128,6 +135,23 @@ def test_a_budget_that_the_fit_has_is_run_where_none_is_advised(
     assert (recommendation["budget_tokens"], recommendation["fitted_tokens"]) == (None, 100)
     said = " ".join(ended.out.split())
     assert "from outside: no budget. Too restless. By the fit alone it would be 100 tokens" in said
+    assert "Tried, because the load decides: 100." in said
+
+
+def test_a_budget_that_misses_under_load_is_followed_by_a_smaller_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # gaps of a tenth of a millisecond per token: 2600 tokens take 260 ms, and (180 - 20) / (260 - 20) of them 174
+    decode = LimitingStep(8, 32, 0, 0, 20.0, 25.0)
+    advised(monkeypatch, Advice("recommended", "It fits.", 8, 2600, smallest_tokens=24, decode_step=decode))
+    ended = run(*arguments(tmp_path, "recommended", "--max-num-seqs", "8", slo="200ms"))
+    assert ended.code == 0, ended
+    document = found(tmp_path)
+    _, first, second = document["runs"]
+    assert [first["budget_tokens"], first["verdict"], second["verdict"]] == [2600, "missed", "met"]
+    assert 1500 < second["budget_tokens"] <= 8 + 160 * 2592 // 240
+    assert document["recommendation"]["tried_tokens"] == [2600, second["budget_tokens"]]
+    assert document["best"] == 2
 
 
 def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
