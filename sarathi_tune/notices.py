@@ -148,7 +148,8 @@ def profile_row_rejected(row: str, row_ms: float, other: str, other_ms: float) -
         "warning",
         f"Non-monotone profile: step {row} took {row_ms:.4g} ms and the larger or smaller step {other} took "
         f"{other_ms:.4g} ms, which can't both be right. {row} was left out of the fit.",
-        f"Measure {row} again after a warm-up; the first samples of a shape are often slow.",
+        f"Time {row} again, more often and after a warm-up: the first samples of a shape are often slow, and a machine "
+        "has slow moments.",
     )
 
 
@@ -159,7 +160,7 @@ def profile_not_monotone(row: str, row_ms: float, larger: str, larger_ms: float)
         "warning",
         f"Non-monotone profile: step {row} ({row_ms:.4g} ms) is slower than the larger step {larger} "
         f"({larger_ms:.4g} ms), and too many rows are like this to leave them out.",
-        "Measure again on an idle machine, with warm-up.",
+        "Measure again on an idle machine, with a warm-up and more samples of each step.",
     )
 
 

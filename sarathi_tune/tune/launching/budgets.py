@@ -61,17 +61,15 @@ class _Comparing:
         yield from self._tries(budgets)
 
     def _tries(self, known: Sequence[int | None]) -> Iterator[BudgetRun]:
-        """A row for each budget that is run for the recommendation, until one meets the objective."""
-        slo = self.config.verify.slo
+        """A row for each budget that is run for the recommendation."""
+        slo, tried = self.config.verify.slo, list[BudgetRun]()
         budget = first_try(self.advice, slo) if self.advice else None
-        for _ in range(MOST_TRIES):
-            if self.advice is None or self.recommendation is None or budget is None or budget in known:
-                return
-            tried = (*self.recommendation.tried_tokens, budget)
-            self.recommendation = replace(self.recommendation, tried_tokens=tried)
-            run = self._run(budget)
-            yield run
-            budget = next_try(self.advice, slo, run)
+        while self.advice and self.recommendation and budget is not None and budget not in known:
+            tokens = (*self.recommendation.tried_tokens, budget)
+            self.recommendation = replace(self.recommendation, tried_tokens=tokens)
+            tried.append(self._run(budget))
+            yield tried[-1]
+            budget = next_try(self.advice, slo, tried) if len(tried) < MOST_TRIES else None
 
     def _run(self, budget: int | None, *, recommend: bool = False) -> BudgetRun:
         config, ui = self.config, self.ui

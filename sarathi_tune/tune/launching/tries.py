@@ -1,4 +1,8 @@
-"""Which budgets are run for a recommendation: the advised one, and smaller ones while the load breaks the objective."""
+"""Which budgets are run for a recommendation: the advised one, then what its gaps under load call for."""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import pairwise
 
 from sarathi_tune.config.slo import Slo
 from sarathi_tune.goodput.by_budget import BudgetRun
@@ -6,8 +10,10 @@ from sarathi_tune.report.result import Advice
 
 #: Each costs a start of the server and a run.
 MOST_TRIES = 3
-#: A smaller budget aims this far below the objective: what has just missed it was aimed at the objective itself.
+#: Another budget aims this far below the objective: the one before it was aimed at the objective itself, and missed.
 _AIM = 0.9
+#: A larger budget isn't worth a try unless it is larger by this share.
+_WORTH = 0.15
 
 
 def first_try(advice: Advice, slo: Slo) -> int | None:
@@ -25,17 +31,60 @@ def first_try(advice: Advice, slo: Slo) -> int | None:
     return advice.smallest_tokens if may_meet and limiting and limiting.step_ms <= slo.itl_ms else None
 
 
-def next_try(advice: Advice, slo: Slo, run: BudgetRun) -> int | None:
-    """The smaller budget that a run's gaps call for; None when they meet the objective, or none is small enough.
+def next_try(advice: Advice, slo: Slo, tried: Sequence[BudgetRun]) -> int | None:
+    """The budget that the gaps of the last one call for; None when it is good enough, or none is left.
 
-    A step's time over that of its decodes alone is about proportional to its chunk.
+    How far its gaps at the objective's percentile lay over the typical step is taken to be the same for other budgets.
+    A budget that was advised and meets the objective is good enough; one that was only tried may be too small.
     """
-    decode, smallest, tokens = advice.decode_step, advice.smallest_tokens, run.budget_tokens
+    last, smallest = tried[-1], advice.smallest_tokens
+    tokens, seen_ms = last.budget_tokens, _seen_ms(last)
+    steps = _typical_steps(advice)
+    if tokens is None or smallest is None or not seen_ms or len(steps) < 2:
+        return None
+    least = max((run.budget_tokens or 0 for run in tried if run.verdict == "met"), default=smallest - 1)
+    most = min(run.budget_tokens or 0 for run in tried if run.verdict == "missed") if _has_missed(tried) else None
+    called_for = _crossing(steps, _AIM * slo.itl_ms * _between(steps, tokens) / seen_ms)
+    if last.verdict == "missed" and seen_ms > slo.itl_ms:
+        budget = max(smallest, min(called_for, tokens - 1))
+        return budget if least < budget < tokens else None
+    if last.verdict == "met" and advice.budget_tokens is None:
+        budget = called_for if most is None else min(called_for, (tokens + most) // 2)
+        return budget if budget >= (1.0 + _WORTH) * tokens else None
+    return None
+
+
+def _has_missed(tried: Sequence[BudgetRun]) -> bool:
+    return any(run.verdict == "missed" for run in tried)
+
+
+def _seen_ms(run: BudgetRun) -> float | None:
+    """The worse of a run's two views of its gaps, at the objective's percentile."""
     point = run.verification.point if run.verification else None
-    if run.verdict != "missed" or point is None or decode is None or smallest is None or tokens is None:
+    if point is None:
         return None
-    seen_ms = max(point.report.itl.tail_ms or 0.0, point.report.itl_stalled.tail_ms or 0.0)
-    if seen_ms <= slo.itl_ms or tokens <= smallest:
-        return None
-    share = max(0.0, _AIM * slo.itl_ms - decode.step_ms) / (seen_ms - decode.step_ms)
-    return max(smallest, decode.decodes + int(share * (tokens - decode.decodes)))
+    return max(point.report.itl.tail_ms or 0.0, point.report.itl_stalled.tail_ms or 0.0)
+
+
+def _typical_steps(advice: Advice) -> list[tuple[int, float]]:
+    """(budget, typical time of its largest step in ms), ascending in both, from the decodes alone on."""
+    steps = [(advice.decode_step.decodes, advice.decode_step.step_ms)] if advice.decode_step else []
+    for point in advice.curve:
+        if not steps or (point.budget_tokens > steps[-1][0] and point.step_ms > steps[-1][1]):
+            steps.append((point.budget_tokens, point.step_ms))
+    return steps
+
+
+def _between(steps: Sequence[tuple[int, float]], tokens: int) -> float:
+    """The typical step of a budget, by lines between the known ones and on from the last two."""
+    at = min(max(1, bisect_right(steps, (tokens, float("inf")))), len(steps) - 1)
+    (low, low_ms), (high, high_ms) = steps[at - 1], steps[at]
+    return low_ms + (tokens - low) * (high_ms - low_ms) / (high - low)
+
+
+def _crossing(steps: Sequence[tuple[int, float]], step_ms: float) -> int:
+    """The budget whose typical step takes so long, by the same lines; no larger than the largest known one."""
+    for (low, low_ms), (high, high_ms) in pairwise(steps):
+        if step_ms < high_ms:
+            return max(0, int(low + (step_ms - low_ms) * (high - low) / (high_ms - low_ms)))
+    return steps[-1][0]

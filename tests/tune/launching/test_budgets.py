@@ -16,12 +16,19 @@ import pytest
 from sarathi_tune.config.outside import OutsideConfig
 from sarathi_tune.notices import margin_is_wider
 from sarathi_tune.report.progress import Ui
-from sarathi_tune.report.result import Advice, LimitingStep
+from sarathi_tune.report.result import Advice, CurvePoint, LimitingStep
 from tests.cli.running import ROOT, Ended, run
 
 FAKE = Path(__file__).with_name("fake_vllm.py")
 COMMAND = f"{sys.executable} {FAKE} serve"
 LOAD = ("--workload", "fixed:32:12", "--rate", "30", "--seconds", "1s", "--workers", "1")
+
+
+@pytest.fixture(autouse=True)
+def _any_client_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What follows from a verdict is tested here; a busy machine's late client would make each of them inconclusive."""
+    for module in ("validity", "http_validity"):
+        monkeypatch.setattr(f"sarathi_tune.goodput.{module}.MAX_LAG_SHARE", 1.0)
 
 
 def arguments(folder: Path, budgets: str, *extra: str, slo: str = "600ms") -> list[str]:
@@ -141,15 +148,16 @@ def test_a_budget_that_the_fit_has_is_run_where_none_is_advised(
 def test_a_budget_that_misses_under_load_is_followed_by_a_smaller_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # gaps of a tenth of a millisecond per token: 2600 tokens take 260 ms, and (180 - 20) / (260 - 20) of them 174
-    decode = LimitingStep(8, 32, 0, 0, 20.0, 25.0)
-    advised(monkeypatch, Advice("recommended", "It fits.", 8, 2600, smallest_tokens=24, decode_step=decode))
+    # gaps of a tenth of a millisecond per token: 2600 tokens take 260 ms, and 1800 of them 180
+    decode = LimitingStep(8, 32, 0, 0, 0.8, 0.9)
+    curve = (CurvePoint(3000, 300.0, 310.0),)
+    advised(monkeypatch, Advice("recommended", "", 8, 2600, smallest_tokens=24, decode_step=decode, curve=curve))
     ended = run(*arguments(tmp_path, "recommended", "--max-num-seqs", "8", slo="200ms"))
     assert ended.code == 0, ended
     document = found(tmp_path)
     _, first, second = document["runs"]
     assert [first["budget_tokens"], first["verdict"], second["verdict"]] == [2600, "missed", "met"]
-    assert 1500 < second["budget_tokens"] <= 8 + 160 * 2592 // 240
+    assert 1500 < second["budget_tokens"] <= 1800
     assert document["recommendation"]["tried_tokens"] == [2600, second["budget_tokens"]]
     assert document["best"] == 2
 

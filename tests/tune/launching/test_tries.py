@@ -8,7 +8,7 @@ import pytest
 
 from sarathi_tune.config.slo import Slo
 from sarathi_tune.goodput.by_budget import BudgetRun
-from sarathi_tune.report.result import Advice, LimitingStep
+from sarathi_tune.report.result import Advice, CurvePoint, LimitingStep
 from sarathi_tune.tune.launching.tries import first_try, next_try
 
 SLO = Slo(itl_ms=120.0)
@@ -45,23 +45,42 @@ def test_the_first_try(advice: Advice, budget: int | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("run", "budget"),
+    ("runs", "budget"),
     [
-        # 0.9 * 120 - 40 = 68 ms for a chunk of which 240 took 170 - 40 = 130: 32 + 125
-        (seen(272, 150.0, 170.0), 157),
-        (seen(272, 170.0, None), 157),
-        # (108 - 40) / (1,040 - 40) of 68 is 4, and 48 the smallest
-        (seen(100, 1040.0, 1040.0), 48),
-        (seen(48, 150.0, 170.0), None),
-        (seen(272, 119.0, 118.0), None),
-        (seen(272, 119.0, 118.0, "met"), None),
-        (seen(272, 150.0, 170.0, "inconclusive"), None),
-        (seen(None, 150.0, 170.0), None),
+        # 128 tokens typically take 100 ms and took 150; 108 ms is then a typical step of 72: 12 / 40 of the way to 128
+        ([seen(128, 150.0, 140.0)], 83),
+        ([seen(128, 150.0, None)], 83),
+        ([seen(128, 140.0, 150.0)], 83),
+        # a typical step of 10 ms is less than the decodes alone take
+        ([seen(128, 1080.0, 1080.0)], 48),
+        ([seen(48, 150.0, 170.0)], None),
+        ([seen(128, 119.0, 118.0)], None),
+        ([seen(128, 150.0, 150.0, "inconclusive")], None),
+        ([seen(None, 150.0, 170.0)], None),
+        # 48 tokens typically take 50 ms and took 60: 108 is then one of 90, 64 + 64 * 30 / 40
+        ([seen(48, 60.0, 60.0, "met")], 112),
+        # 112 took 130 instead of 90: a typical step of 74.8, 14.8 / 40 of the way from 64
+        ([seen(48, 60.0, 60.0, "met"), seen(112, 130.0, 130.0)], 87),
+        # half-way to what has missed, if that is worth a start
+        ([seen(128, 150.0, 150.0), seen(64, 60.0, 60.0, "met")], 96),
+        ([seen(80, 130.0, 130.0), seen(64, 60.0, 60.0, "met")], None),
+        ([seen(112, 108.0, 108.0, "met")], None),
+        # beyond the curve
+        ([seen(128, 20.0, 20.0, "met")], 256),
     ],
 )
-def test_the_next_try(run: BudgetRun, budget: int | None) -> None:
-    assert next_try(ADVICE, SLO, run) == budget
+def test_the_next_try(runs: list[BudgetRun], budget: int | None) -> None:
+    curve = tuple(
+        CurvePoint(tokens, step_ms, 3 * step_ms) for tokens, step_ms in ((64, 60.0), (128, 100.0), (256, 180.0))
+    )
+    assert next_try(replace(ADVICE, curve=curve), SLO, runs) == budget
+
+
+def test_an_advised_budget_that_meets_the_objective_is_good_enough() -> None:
+    curve = (CurvePoint(64, 60.0, 70.0), CurvePoint(256, 180.0, 200.0))
+    advice = replace(ADVICE, verdict="recommended", budget_tokens=64, curve=curve)
+    assert next_try(advice, SLO, [seen(64, 60.0, 60.0, "met")]) is None
 
 
 def test_no_try_follows_a_server_that_failed() -> None:
-    assert next_try(ADVICE, SLO, BudgetRun(272, (), "log", failure="it died")) is None
+    assert next_try(ADVICE, SLO, [BudgetRun(272, (), "log", failure="it died")]) is None
