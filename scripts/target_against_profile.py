@@ -17,23 +17,22 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
-import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sarathi_tune.cli.ui import make_ui
 from sarathi_tune.machine.cpu import describe_cpu
 from sarathi_tune.measure.profile import Profile, Sample, load_profile
 from sarathi_tune.measure.shapes import Shape
 from sarathi_tune.stepmodel.fit import fit_step_model
+from sarathi_tune.tune.launching.server import Launch, free_port, running
 
 NEAR = 0.10
 #: A step that the server computed is the one that was seen when contexts, chunks and prefixes differ by this at most.
 _SAME = 0.05
-_START_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -64,29 +63,15 @@ def error(row: Row, pair: Pair) -> float:
 
 
 @contextmanager
-def server(model: str, budget: int, threads: int, port: int, record: Path) -> Iterator[str]:
+def server(model: str, budget: int, threads: int, record: Path) -> Iterator[str]:
     """The built-in server, ready; its address. Its steps are in `record` behind that."""
+    port = free_port()
     flags = ["--max-num-batched-tokens", str(budget), "--max-num-seqs", "32", "--threads", str(threads)]
     flags += ["--record", str(record), "--port", str(port)]
-    command = [sys.executable, "-m", "sarathi_tune", "serve", "--model", model, *flags]
-    url = f"http://127.0.0.1:{port}"
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
-        try:
-            _wait_ready(process, url)
-            yield url
-        finally:
-            process.terminate()
-
-
-def _wait_ready(process: subprocess.Popen[bytes], url: str) -> None:
-    end_s = time.monotonic() + _START_S
-    while process.poll() is None and time.monotonic() < end_s:
-        try:
-            with urllib.request.urlopen(f"{url}/health", timeout=5):
-                return
-        except OSError:  # refused, or not answered yet
-            time.sleep(0.2)
-    raise SystemExit(f"The server at {url} did not start.")
+    command = (sys.executable, "-m", "sarathi_tune", "serve", "--model", model, *flags)
+    launch = Launch(command, f"http://127.0.0.1:{port}", record.with_suffix(".log"))
+    with running(launch, make_ui(quiet=True), "The built-in server"):
+        yield launch.url
 
 
 def compare(seen: Path, own: Path, served: Path) -> list[Row]:
@@ -188,7 +173,7 @@ def clocks(scenes: Sequence[dict[str, Any]]) -> str:
 def run_round(options: argparse.Namespace, out: Path) -> tuple[dict[str, Any], list[Row]]:
     """One server, measured from outside and then by itself: the result, and a row per step."""
     result_path, own, served = out / "result.json", out / "own.profile.json", out / "served.profile.json"
-    with server(options.model, options.budget, options.threads, options.port, served) as url:
+    with server(options.model, options.budget, options.threads, served) as url:
         flags = ("--slo-itl", options.slo_itl, "--out", str(out), "--json", str(result_path), "--quiet")
         _tune("--target", url, *flags, may_end_with=(0, 1, 3, 4))
     result = json.loads(result_path.read_text(encoding="utf-8"))
@@ -213,7 +198,6 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=describe_cpu().threads)
     parser.add_argument("--slo-itl", default="120ms")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--port", type=int, default=8771)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     rounds = []
