@@ -81,7 +81,7 @@ def _print(levels: "tuple[Level, ...]", trusted: int, console: "Console", *, qui
         return
     print_heading("What the client adds to a server with a known schedule, ms", console)
     names = ("streams", "to TTFT\np50", "\np99", "\nmax", "to gaps\np50", "\np99", "\nmax", "lag\np99", "events\nper s")
-    table = figure_table(glyphs_for(console), *names, "per\nCPU s", text=("trust",))
+    table = figure_table(glyphs_for(console), *names, "per\nCPU s", text=("ok",))
     for level in levels:
         first, gap = level.first_added, level.gap_error
         table.add_row(
@@ -97,7 +97,7 @@ def _print(levels: "tuple[Level, ...]", trusted: int, console: "Console", *, qui
     console.print(table)
     print_prose(
         Text(
-            f"Trusted: no failure, p99 of what is added to gaps at most {TRUSTED_GAP_MS:g} ms, p99 lag behind the "
+            f"ok: no failure, p99 of what is added to gaps at most {TRUSTED_GAP_MS:g} ms, p99 lag behind the "
             f"schedule at most {TRUSTED_LAG_MS:g} ms. The server ran on the same machine (its own steps were late by "
             f"p99 {max(level.server_lag_p99_ms for level in levels):.1f} ms at worst)."
         ),
