@@ -112,22 +112,8 @@ def _add_values(tile, weights, values, values_at, num_vectors, shrinks, sums, su
 
 
 @numba.njit(**OPTIONS)
-def _attend_shares(
-    begin,
-    end,
-    num_shares,
-    tile,
-    parts,
-    query,
-    first_row,
-    num_rows,
-    key_pairs,
-    value_pairs,
-    num_visible,
-    window,
-    scale,
-    out,
-):
+def _attend_shares(begin, end, num_shares, tile, parts, num_rows, chunk):
+    query = chunk[0]
     num_heads = query.shape[0]
     block_rows = _AMX_BLOCK_ROWS if len(tile) == AMX_ROWS else _DOT_BLOCK_ROWS
     num_units = (num_rows + block_rows - 1) // block_rows * num_heads
@@ -148,43 +134,15 @@ def _attend_shares(
             unit = turn * num_shares + (share if turn % 2 == 0 else num_shares - 1 - share)
             if unit < num_units:
                 block, head = (num_units - 1 - unit) // num_heads, unit % num_heads
-                _attend_block(
-                    tile,
-                    parts,
-                    query,
-                    first_row,
-                    head,
-                    block * block_rows,
-                    min(block_rows, num_rows - block * block_rows),
-                    key_pairs,
-                    value_pairs,
-                    num_visible,
-                    window,
-                    scale,
-                    out,
-                    scratch,
-                )
+                block_row = block * block_rows
+                _attend_block(tile, parts, head, block_row, min(block_rows, num_rows - block_row), chunk, scratch)
     if len(tile) == AMX_ROWS:
         release()
 
 
 @numba.njit(**OPTIONS)
-def _attend_block(
-    tile,
-    parts,
-    query,
-    first_row,
-    head,
-    block_row,
-    num_rows,
-    key_pairs,
-    value_pairs,
-    num_visible,
-    window,
-    scale,
-    out,
-    scratch,
-):
+def _attend_block(tile, parts, head, block_row, num_rows, chunk, scratch):
+    query, first_row, key_pairs, value_pairs, num_visible, window, scale, out = chunk
     rows, sums, scores, tops, totals, shrinks, stops = scratch
     head_dim, tile_rows = len(parts) * LANES, len(tile)
     unit = AMX_INPUTS if tile_rows == AMX_ROWS else LANES  # keys that are computed together
@@ -242,18 +200,5 @@ def attend_chunk(
     head_dim] elements. key_pairs, value_pairs: as `pack` writes them. Query i sees the last `window` of the first
     `num_visible + i` packed keys. out: [tokens, num_kv_heads, group, head_dim].
     """
-    arguments = (
-        threads,
-        tile,
-        parts,
-        query,
-        first_row,
-        count * query.shape[2],
-        key_pairs,
-        value_pairs,
-        num_visible,
-        window,
-        scale,
-        out,
-    )
-    parallel_for(_attend_shares, threads, threads, arguments)
+    chunk = (query, first_row, key_pairs, value_pairs, num_visible, window, scale, out)
+    parallel_for(_attend_shares, threads, threads, (threads, tile, parts, count * query.shape[2], chunk))
