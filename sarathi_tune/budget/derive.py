@@ -58,11 +58,11 @@ def derive(profile: Profile, model: StepModel, question: BudgetQuestion) -> Deri
     doubt = _too_noisy(profile, model) or _too_restless(model, desk)
     if doubt:
         return desk.inconclusive(doubt, desk.fitted())
-    if desk.chunk_within is None or desk.chunk_within < desk.useful:
+    found = desk.found
+    if found is None:
         return desk.answer(*desk.why_not())
     if desk.steps.worst_ms(desk.steps.widest_chunk) <= question.limit_ms:
         return desk.answer("not-binding", desk.unbound, desk.why_unbound())
-    found = question.decodes + desk.chunk_within
     if found < desk.floor:
         return desk.answer("infeasible", None, desk.why_floor(found), largest_max_num_seqs=desk.seqs_within(found))
     return desk.recommend(found)
@@ -167,6 +167,13 @@ class _Desk:
             useful=steps.useful_chunk(question.min_chunk_tokens, question.min_useful_share),
             chunk_within=steps.widest_within(question.limit_ms),
         )
+
+    @property
+    def found(self) -> int | None:
+        """The largest budget whose worst step holds, before the engine's floor; None when no useful chunk fits."""
+        if self.chunk_within is None or self.chunk_within < self.useful:
+            return None
+        return self.question.decodes + self.chunk_within
 
     # ---- what would do instead
 
@@ -317,10 +324,8 @@ class _Desk:
 
     def fitted(self) -> int | None:
         """The largest budget that holds by the fit alone, however little that is worth; None when there is none."""
-        if self.chunk_within is None or self.chunk_within < self.useful:
-            return None
-        found = self.question.decodes + self.chunk_within
-        return self._aligned(found)[0] if found >= self.floor else None
+        found = self.found
+        return self._aligned(found)[0] if found is not None and found >= self.floor else None
 
     def _aligned(self, found: int) -> tuple[int, str]:
         """The budget after alignment, and why it moved."""

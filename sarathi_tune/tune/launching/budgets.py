@@ -22,9 +22,9 @@ def compare_budgets(config: LaunchConfig, ui: Ui) -> BudgetComparison:
     """Start, measure, stop; then the next budget. A budget with which the server fails is a row, and the others go on.
 
     Where a recommendation is asked for, the server with its default budget is measured from outside as well, and what
-    follows is run last: the advised budget, or what comes closest to one (see `tries`), and smaller ones while the load
-    breaks the objective. Raises UsageError when the executable can't be started, InterruptedRunError for Ctrl-C before
-    there was a row; after it the comparison holds what there is.
+    follows is run last: the advised budget, or what comes closest to one (see `tries`), and others that the load calls
+    for. Raises UsageError when the executable can't be started, InterruptedRunError for Ctrl-C before there was a row;
+    after it the comparison holds what there is.
     """
     serve_command(config.executable, config.model, 1, None, config.extra)  # refuses before anything is started
     comparing = _Comparing(config, new_folder(config.out_dir, f"{config.engine}-budgets").path, ui)

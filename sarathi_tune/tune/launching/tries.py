@@ -43,7 +43,7 @@ def next_try(advice: Advice, slo: Slo, tried: Sequence[BudgetRun]) -> int | None
     if tokens is None or smallest is None or not seen_ms or len(steps) < 2:
         return None
     least = max((run.budget_tokens or 0 for run in tried if run.verdict == "met"), default=smallest - 1)
-    most = min(run.budget_tokens or 0 for run in tried if run.verdict == "missed") if _has_missed(tried) else None
+    most = min((run.budget_tokens or 0 for run in tried if run.verdict == "missed"), default=None)
     called_for = _crossing(steps, _AIM * slo.itl_ms * _between(steps, tokens) / seen_ms)
     if last.verdict == "missed" and seen_ms > slo.itl_ms:
         budget = max(smallest, min(called_for, tokens - 1))
@@ -52,10 +52,6 @@ def next_try(advice: Advice, slo: Slo, tried: Sequence[BudgetRun]) -> int | None
         budget = called_for if most is None else min(called_for, (tokens + most) // 2)
         return budget if budget >= (1.0 + _WORTH) * tokens else None
     return None
-
-
-def _has_missed(tried: Sequence[BudgetRun]) -> bool:
-    return any(run.verdict == "missed" for run in tried)
 
 
 def _seen_ms(run: BudgetRun) -> float | None:
