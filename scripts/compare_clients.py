@@ -31,7 +31,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 PACE_PER_S = 20.0
 FLOOD_BATCH = 16
@@ -40,6 +40,14 @@ LEAST_EVENT_US = 0.1
 
 
 # -- the server
+
+
+class Answers(Protocol):
+    """What answers the requests of all connections."""
+
+    def begin(self, stream: "Stream") -> None: ...
+
+    def stats(self) -> bytes: ...
 
 
 class Emitter:
@@ -61,6 +69,9 @@ class Emitter:
             for stream in self.streams:
                 self.emit(stream)
             self.streams = [stream for stream in self.streams if stream.left]
+
+    def begin(self, stream: "Stream") -> None:
+        self.streams.append(stream)
 
     def emit(self, stream: "Stream") -> None:
         if stream.is_full:
@@ -108,7 +119,7 @@ class Stream:
 class Peer(asyncio.Protocol):
     """A client's connection."""
 
-    def __init__(self, emitter: Emitter) -> None:
+    def __init__(self, emitter: "Answers") -> None:
         self.emitter, self.received = emitter, b""
         self.stream: Stream | None = None
 
@@ -145,7 +156,7 @@ class Peer(asyncio.Protocol):
                 b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
             )
             self.stream = Stream(self.transport, json.loads(rest[:size]), "chat" in path)
-            self.emitter.streams.append(self.stream)
+            self.emitter.begin(self.stream)
             return
         models = {"object": "list", "data": [{"id": "m", "object": "model", "max_model_len": 1 << 20}]}
         body = self.emitter.stats() if path == "/stats" else json.dumps(models if path == "/v1/models" else {}).encode()

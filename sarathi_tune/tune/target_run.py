@@ -91,7 +91,7 @@ class _Verifier:
     workers: int = 1
 
     def run(self) -> Verification:
-        from sarathi_tune.loadgen.http.worker import LoadInterrupted
+        from sarathi_tune.loadgen.http.worker import LoadInterrupted, WorkerLostError
 
         try:
             self._measure_alone()
@@ -103,11 +103,18 @@ class _Verifier:
                 return self._judge_one(self._at_own_rate())
             return self._search()
         except LoadInterrupted as interrupted:
-            if any(record.sent_s is not None for record in interrupted.result.records):
-                self.points.append(self._point(self.config.rate_per_s, interrupted.result))
+            self._keep(interrupted.result)
             return self._verification("inconclusive", "The run was interrupted.", is_complete=False)
+        except WorkerLostError as error:
+            self._keep(error.result)
+            return self._verification("inconclusive", str(error))
         except KeyboardInterrupt:
             return self._verification("inconclusive", "The run was interrupted.", is_complete=False)
+
+    def _keep(self, result: LoadResult) -> None:
+        """What had come of a run until it was ended."""
+        if any(record.sent_s is not None for record in result.records):
+            self.points.append(self._point(self.config.rate_per_s, result))
 
     def _measure_alone(self) -> None:
         """One request by itself: warms the server up with a prompt of its own, and says how long one takes."""

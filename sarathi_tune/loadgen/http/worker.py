@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any
 
+from sarathi_tune.errors import InconclusiveError
 from sarathi_tune.loadgen.http.client import HttpSettings, Shard, ShardJob, ShardResult, in_shares, run_here
 from sarathi_tune.loadgen.http.limits import ensure_descriptors
 from sarathi_tune.loadgen.http.openai import Dialect
@@ -39,6 +40,19 @@ class LoadInterrupted(KeyboardInterrupt):
         self.result = result
 
 
+class WorkerLostError(InconclusiveError):
+    """A worker process died, and the run was ended: the load wasn't what it should have been. `result` is what the
+    others had until then; the lost one's requests count as not sent."""
+
+    def __init__(self, exit_code: int | None, result: LoadResult) -> None:
+        how = "was killed (SIGKILL)" if exit_code == -signal.SIGKILL else f"ended with exit code {exit_code}"
+        super().__init__(
+            f"A client process {how} before its share of the load was done, so the run was ended. If nobody killed it, "
+            "memory ran out (look at dmesg): free some, or load the server with fewer streams at once."
+        )
+        self.result = result
+
+
 def workers_for(streams: float) -> int:
     """How many processes so many streams at once need, as far as there are cores."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -56,17 +70,19 @@ def run_http_load(
     """Send `requests` at their times (None: as soon as `settings.in_flight` has room) and follow each to its end.
 
     Every request leaves a record, whatever happened to it; stamps are seconds from the start of the run. Raises
-    LoadInterrupted, with the records, on Ctrl-C, and UsageError when the system allows too few open files.
+    LoadInterrupted on Ctrl-C and WorkerLostError when a worker process dies, both with the records, and UsageError when
+    the system allows too few open files.
     """
     settings = settings or HttpSettings()
     ordered = in_order(requests, settings.stop_after_s)
     assert settings.in_flight is not None or all(item.at_s is not None for item in ordered), "a closed loop has a limit"
     workers = min(settings.workers, len(ordered), settings.in_flight or len(ordered))
     _ensure_descriptors(len(ordered), settings.in_flight, max(1, workers))
+    exit_codes: list[int | None] = []
     if workers < 1:
         shards = [run_here(ShardJob(target, dialect, tuple(ordered), settings), on_progress)]
     else:
-        shards = _run_workers(
+        shards, exit_codes = _run_workers(
             [
                 _job(target, dialect, share, settings, index, workers)
                 for index, share in enumerate(in_shares(ordered, workers))
@@ -74,6 +90,8 @@ def run_http_load(
             on_progress,
         )
     result = _merge(shards, ordered, settings, workers)
+    if exit_codes:
+        raise WorkerLostError(exit_codes[0], result)
     if not result.is_complete:
         raise LoadInterrupted(result)
     return result
@@ -151,7 +169,10 @@ def _window(
     return start_s, max(start_s, stop_s)
 
 
-def _run_workers(jobs: Sequence[ShardJob], on_progress: Callable[[LoadProgress], None] | None) -> list[ShardResult]:
+def _run_workers(
+    jobs: Sequence[ShardJob], on_progress: Callable[[LoadProgress], None] | None
+) -> tuple[list[ShardResult], list[int | None]]:
+    """The shards in the order of `jobs`, and the exit codes of the workers that died."""
     context = multiprocessing.get_context("spawn")
     pipes: list[Connection[Any, Any]] = []
     processes: list[SpawnProcess] = []
@@ -163,7 +184,7 @@ def _run_workers(jobs: Sequence[ShardJob], on_progress: Callable[[LoadProgress],
             theirs.close()
             pipes.append(ours)
             processes.append(process)
-        return _follow(pipes, jobs, on_progress)
+        shards, lost = _follow(pipes, jobs, on_progress)
     finally:
         for pipe in pipes:
             pipe.close()
@@ -172,18 +193,21 @@ def _run_workers(jobs: Sequence[ShardJob], on_progress: Callable[[LoadProgress],
             if process.is_alive():
                 process.terminate()
                 process.join()
+    return shards, [processes[index].exitcode for index in lost]
 
 
 def _follow(
     pipes: Sequence["Connection[Any, Any]"],
     jobs: Sequence[ShardJob],
     on_progress: Callable[[LoadProgress], None] | None,
-) -> list[ShardResult]:
-    """Start the workers together, pass their progress on, and collect their results; on Ctrl-C tell them to stop."""
+) -> tuple[list[ShardResult], list[int]]:
+    """Start the workers together, pass their progress on, and collect their results; on Ctrl-C, or when one dies, tell
+    the others to stop. Returns the results and which workers died of themselves."""
     results: list[ShardResult | None] = [None] * len(pipes)
     progress: list[LoadProgress | None] = [None] * len(pipes)
     open_pipes = list(range(len(pipes)))
     waiting = set(open_pipes)
+    lost: list[int] = []
     give_up_s = math.inf
     is_stopped = False
     while open_pipes and time.perf_counter() < give_up_s:
@@ -195,6 +219,10 @@ def _follow(
                 except (EOFError, OSError):
                     open_pipes.remove(index)  # the worker died; its requests are rows all the same
                     waiting.discard(index)
+                    if not is_stopped:
+                        lost.append(index)
+                        is_stopped, give_up_s = True, time.perf_counter() + _STOP_WITHIN_S
+                        _tell([pipes[other] for other in open_pipes], "stop")
                     continue
                 if isinstance(message, ShardResult):
                     results[index] = message
@@ -212,7 +240,7 @@ def _follow(
                 raise
             is_stopped, give_up_s = True, time.perf_counter() + _STOP_WITHIN_S
             _tell([pipes[index] for index in open_pipes], "stop")
-    return [result or _lost(job) for result, job in zip(results, jobs, strict=True)]
+    return [result or _lost(job) for result, job in zip(results, jobs, strict=True)], lost
 
 
 def _tell(pipes: Sequence["Connection[Any, Any]"], message: object) -> None:

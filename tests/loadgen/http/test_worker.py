@@ -1,19 +1,21 @@
 """Several processes on one schedule, and Ctrl-C in the middle."""
 
 import asyncio
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from sarathi_tune.config.slo import Slo
 from sarathi_tune.loadgen.http.client import HttpSettings
-from sarathi_tune.loadgen.http.worker import LoadInterrupted, run_http_load, workers_for
+from sarathi_tune.loadgen.http.worker import LoadInterrupted, WorkerLostError, run_http_load, workers_for
 from sarathi_tune.loadgen.latency import failure_of, judge, ttft_ms
 from sarathi_tune.workload.arrivals import constant
 from tests.loadgen.http.servers import DIALECT, Line, Seen, requests_at, serving, target, tokens
@@ -87,6 +89,45 @@ def test_ctrl_c_keeps_what_there_is(workers: int) -> None:
     assert [record.failure for record in result.records[:2]] == ["interrupted", "interrupted"]
     assert all(record.token_s for record in result.records[:2]), "the tokens until then are kept"
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+class Deadly(list[int]):
+    """Ends the process that unpickles it."""
+
+    def __reduce__(self) -> tuple[Callable[[int], None], tuple[int]]:
+        return os._exit, (7,)
+
+
+def test_a_worker_that_cannot_start_ends_the_run() -> None:
+    first, second = requests_at(0.0, 0.01)
+    deadly = replace(second, spec=replace(second.spec, prompt=Deadly([1])))
+    with serving(quick) as (url, _):
+        started_s = time.monotonic()
+        with pytest.raises(WorkerLostError, match=r"A client process ended with exit code 7 before its share") as ended:
+            run_http_load(target(url), DIALECT, [first, deadly], HttpSettings(workers=2))
+    assert time.monotonic() - started_s < 60, "the other one doesn't wait for ever for the common start"
+    assert ended.value.exit_code == 4
+    assert [record.outcome for record in ended.value.result.records] == ["not_sent", "not_sent"]
+
+
+def test_a_worker_killed_within_the_run_ends_it_and_the_others_keep_theirs() -> None:
+    async def answer(seen: Seen, line: Line) -> None:
+        async def kill() -> None:
+            await line.wait_until(0.5)
+            if seen.number == 0:
+                workers = sorted(multiprocessing.active_children(), key=lambda process: process.pid or 0)
+                os.kill(workers[0].pid or 0, signal.SIGKILL)
+
+        await asyncio.gather(endless(seen, line), kill())
+
+    requests = requests_at(0.0, 0.0, 300.0, 301.0, output_tokens=9999)
+    with serving(answer) as (url, _), pytest.raises(WorkerLostError, match=r"was killed \(SIGKILL\)") as ended:
+        run_http_load(target(url), DIALECT, requests, HttpSettings(workers=2))
+    records = ended.value.result.records
+    kept = [record for record in records if record.outcome != "not_sent"]
+    assert [record.failure for record in kept] == ["interrupted"]
+    assert kept[0].token_s
+    assert len(records) == 4
 
 
 def test_workers_end_with_their_parent(tmp_path: Path) -> None:

@@ -59,11 +59,19 @@ def test_the_first_try(advice: Advice, budget: int | None) -> None:
         ([seen(None, 150.0, 170.0)], None),
         # 48 tokens typically take 50 ms and took 60: 108 is then one of 90, 64 + 64 * 30 / 40
         ([seen(48, 60.0, 60.0, "met")], 112),
-        # 112 took 130 instead of 90: a typical step of 74.8, 14.8 / 40 of the way from 64
-        ([seen(48, 60.0, 60.0, "met"), seen(112, 130.0, 130.0)], 87),
-        # half-way to what has missed, if that is worth a start
-        ([seen(128, 150.0, 150.0), seen(64, 60.0, 60.0, "met")], 96),
-        ([seen(80, 130.0, 130.0), seen(64, 60.0, 60.0, "met")], None),
+        # between the two: 108 is 48 / 70 of the way from 60 to 130
+        ([seen(48, 60.0, 60.0, "met"), seen(112, 130.0, 130.0)], 91),
+        ([seen(128, 150.0, 150.0), seen(64, 60.0, 60.0, "met")], 98),
+        # as a vLLM had it: 68 + 142 * 40.6 / 92.6, where the typical steps called for 79
+        ([seen(68, 67.4, 67.6, "met"), seen(210, 160.0, 164.0)], 127),
+        # a start is worth 15 % more tokens, 74 and not 73
+        ([seen(80, 130.0, 130.0), seen(64, 60.0, 60.0, "met")], 74),
+        ([seen(77, 130.0, 130.0), seen(64, 60.0, 60.0, "met")], None),
+        # half-way to one that missed something else
+        ([seen(48, 60.0, 60.0, "met"), seen(112, 90.0, 90.0), seen(60, 60.0, 60.0, "met")], 86),
+        # too close to the objective, and the smaller of the two the worse
+        ([seen(48, 110.0, 110.0, "met"), seen(112, 130.0, 130.0)], None),
+        ([seen(48, 130.0, 130.0), seen(64, 60.0, 60.0, "met")], None),
         ([seen(112, 108.0, 108.0, "met")], None),
         # beyond the curve
         ([seen(128, 20.0, 20.0, "met")], 256),
