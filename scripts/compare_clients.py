@@ -119,7 +119,7 @@ class Stream:
 class Peer(asyncio.Protocol):
     """A client's connection."""
 
-    def __init__(self, emitter: "Answers") -> None:
+    def __init__(self, emitter: Answers) -> None:
         self.emitter, self.received = emitter, b""
         self.stream: Stream | None = None
 
@@ -242,15 +242,20 @@ class Run:
     cpu_s: float
 
 
+def run_client(name: str, command: Sequence[str]) -> None:
+    """Run a client to its end. Raises RuntimeError, with the last of what it printed, when it fails."""
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    if done.returncode:
+        raise RuntimeError(f"{name} failed:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
+
+
 def run(name: str, load: Load) -> Run:
     """Run a client. Raises RuntimeError when it fails, or leaves events that nobody wanted."""
     urllib.request.urlopen(f"{load.url}/stats").read()
     before, started_s = os.times(), time.perf_counter()
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
-    done = subprocess.run(CLIENTS[name](load), capture_output=True, text=True, check=False, env=environment)
+    run_client(name, CLIENTS[name](load))
     after, wall_s = os.times(), time.perf_counter() - started_s
-    if done.returncode:
-        raise RuntimeError(f"{name} failed:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
     stats = json.load(urllib.request.urlopen(f"{load.url}/stats"))
     cpu_s = after.children_user + after.children_system - before.children_user - before.children_system
     return Run(stats["events"], wall_s, cpu_s)

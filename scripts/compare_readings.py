@@ -1,6 +1,6 @@
 """Whether two clients read the same server alike: TTFT and ITL beside what the server itself wrote.
 
-    python scripts/compare_readings.py --tokenizer MODEL_DIR --vllm VENV/bin/vllm
+    python -m scripts.compare_readings --tokenizer MODEL_DIR --vllm VENV/bin/vllm
 
 A real server answers the same load differently each time, so that two clients on it differ by what the server did.
 Here the n-th request of a run is always answered by the same schedule: a first token after about 150 ms (some need
@@ -18,7 +18,6 @@ Prints a table in Markdown.
 import argparse
 import asyncio
 import json
-import os
 import random
 import statistics
 import subprocess
@@ -31,7 +30,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-from scripts.compare_clients import Peer, Stream
+from scripts.compare_clients import Peer, Stream, run_client
 
 TOKENS = 64
 PROMPT_TOKENS = 8
@@ -135,12 +134,7 @@ def read_by(name: str, url: str, options: argparse.Namespace, scratch: Path) -> 
     saved = scratch / "saved.json"
     saved.unlink(missing_ok=True)
     urllib.request.urlopen(f"{url}/stats").read()
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
-    done = subprocess.run(
-        CLIENTS[name](url, options, saved), capture_output=True, text=True, check=False, env=environment
-    )
-    if done.returncode or not saved.exists():
-        raise RuntimeError(f"{name} failed:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
+    run_client(name, CLIENTS[name](url, options, saved))
     return json.loads(saved.read_text()), json.load(urllib.request.urlopen(f"{url}/stats"))
 
 
