@@ -207,7 +207,7 @@ def test_a_failing_engine_fails_every_request_and_ends_the_server(
     with serving_script(executor) as server, ThreadPoolExecutor(4) as pool:
         executor.gate.clear()
         held = [pool.submit(ask, server, stream=stream) for _ in range(3)]
-        wait_for(lambda: server.engine.num_running == 1)
+        wait_for(lambda: server.engine.num_running >= 1)  # all that came before the first step
         executor.fails_with = RuntimeError("the device fell off")
         executor.gate.set()
         for future in held:
