@@ -104,6 +104,26 @@ def test_a_closed_loop_runs_for_its_length_from_when_it_is_filled() -> None:
     assert len(point["requests"]) == 16
 
 
+def test_a_closed_loop_has_no_queue_that_grows() -> None:
+    """The first tokens of its later requests come later, which no objective forbids: a repetition would meet it too."""
+    asked = 0
+
+    async def answer(seen: Seen, line: Line) -> None:
+        nonlocal asked
+        asked += seen.path == "/v1/completions"
+        # the probe, the request alone, four that fill the loop and five rounds of four behind them
+        await healthy(first_s=0.005 if asked <= 26 else 2.3, gap_s=0.002)(seen, line)
+
+    with openai_server(answer) as (url, _):
+        ended = verify(url, "--workload", "fixed:32:48", "--concurrency", "4", "--seconds", "1s", "--json", "-")
+    assert ended.code == 0, ended
+    document = document_of(ended)
+    (point,) = document["points"]
+    assert max(request["ttft_ms"] for request in point["requests"]) > 2300, "the loop came to the slow ones"
+    assert point["pass_probability"] == 1.0
+    assert "close-call" not in {notice["code"] for notice in document["notices"]}
+
+
 def test_the_search_finds_what_the_server_can_do() -> None:
     # one slot of 50 ms: 20 requests per second, and a queue beyond
     busy = {"until_s": 0.0}
