@@ -23,6 +23,7 @@ from sarathi_tune.loadgen.http.openai import Dialect
 from sarathi_tune.loadgen.http.target import Target
 from sarathi_tune.loadgen.inprocess import LoadProgress, TimedRequest, in_order, window_stop
 from sarathi_tune.loadgen.record import ClientFacts, LoadResult, RequestRecord
+from sarathi_tune.machine.processes import OUT_OF_MEMORY_KILL, how_it_ended
 from sarathi_tune.stats import quantile
 
 #: Streams that one process follows without being late itself, with a margin; `sarathi-tune selftest` measures it.
@@ -45,10 +46,14 @@ class WorkerLostError(InconclusiveError):
     others had until then; the lost one's requests count as not sent."""
 
     def __init__(self, exit_code: int | None, result: LoadResult) -> None:
-        how = "was killed (SIGKILL)" if exit_code == -signal.SIGKILL else f"ended with exit code {exit_code}"
+        remedy = (
+            f"{OUT_OF_MEMORY_KILL} Free some, or load the server with fewer streams at once."
+            if exit_code == -signal.SIGKILL
+            else "Run again; what it printed says why it ended."
+        )
         super().__init__(
-            f"A client process {how} before its share of the load was done, so the run was ended. If nobody killed it, "
-            "memory ran out (look at dmesg): free some, or load the server with fewer streams at once."
+            f"A client process {how_it_ended(exit_code)} before its share of the load was done, so the run was ended. "
+            f"{remedy}"
         )
         self.result = result
 

@@ -6,6 +6,7 @@ import traceback
 from dataclasses import dataclass
 
 from sarathi_tune.errors import ExitCode, OutOfMemoryError, RankError, SarathiTuneError
+from sarathi_tune.machine.processes import OUT_OF_MEMORY_KILL, how_it_ended
 
 #: How torch's allocators say it; `torch.OutOfMemoryError` is a RuntimeError and the CPU's is a plain one.
 _MEMORY_PHRASES = ("out of memory", "can't allocate memory", "not enough memory")
@@ -62,15 +63,13 @@ def describe_death(rank: int, num_ranks: int, return_code: int, last_words: str,
     """A process that ended without saying why. `return_code` is negative for a signal, as in `subprocess`;
     `last_words`: the last line it wrote to stderr."""
     who = f"Rank {rank} of {num_ranks}"
+    remedy = "Run again."
     if return_code == -signal.SIGKILL:
-        why = "was killed (SIGKILL)"
-        remedy = "If nobody did that, the kernel did, because memory ran out: look at dmesg."
-    elif return_code < 0:
-        why, remedy = f"was ended by {_signal_name(-return_code)}", "Run again."
-    else:
-        why, remedy = f"ended with exit code {return_code}", "Run again with SARATHI_TUNE_DEBUG=1 for what it printed."
+        remedy = OUT_OF_MEMORY_KILL
+    elif return_code >= 0:
+        remedy = "Run again with SARATHI_TUNE_DEBUG=1 for what it printed."
     said = f" ({last_words})" if last_words else ""
-    return Failure(f"{who} {why}{said}. {ALL_ENDED} {remedy}", while_loading=while_loading)
+    return Failure(f"{who} {how_it_ended(return_code)}{said}. {ALL_ENDED} {remedy}", while_loading=while_loading)
 
 
 def describe_silence(rank: int, num_ranks: int, seconds: float) -> Failure:
@@ -79,10 +78,3 @@ def describe_silence(rank: int, num_ranks: int, seconds: float) -> Failure:
         f"Rank {rank} of {num_ranks} hasn't answered for {seconds:.0f} s: it is stopped, or its machine or the network "
         f"is down. {ALL_ENDED}"
     )
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

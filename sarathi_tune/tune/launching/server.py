@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sarathi_tune.errors import TargetError, UsageError
+from sarathi_tune.machine.processes import how_it_ended
 from sarathi_tune.report.progress import Phase, Ui
 
 _KEEPER = Path(__file__).with_name("keeper.py")
@@ -148,8 +149,7 @@ def _show_log(launch: Launch, ui: Ui) -> None:
 
 def _ended(launch: Launch, keeper: "subprocess.Popen[str]", when: str) -> TargetError:
     said = keeper.stdout.read().split() if keeper.stdout is not None else []
-    code = said[-1] if said[:1] == ["exit"] else "unknown"
-    how = f"was ended by signal {code[1:]}" if code.startswith("-") else f"ended with exit code {code}"
+    how = how_it_ended(int(said[-1]) if said[:1] == ["exit"] else None)
     return TargetError(f"{_name(launch)} {how} {when}{_last_words(launch)}; its log is {launch.log}.")
 
 
