@@ -5,10 +5,13 @@ JSON result, so that a person and a CI job read the same words. One function per
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 Severity = Literal["info", "warning"]
+#: Two steps of a profile that can't both be right, each with its time in ms.
+Pair = tuple[tuple[str, float], tuple[str, float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,27 +144,49 @@ def gpu_shared(num_processes: int) -> Notice:
     )
 
 
-def profile_row_rejected(row: str, row_ms: float, other: str, other_ms: float) -> Notice:
-    """A row of the profile is slower than one that contains it, and was left out of the fit."""
+def profile_rows_rejected(pairs: Sequence[Pair]) -> Notice:
+    """Rows of the profile that are slower than one that contains them, or faster than one that they contain, and were
+    left out of the fit; each with the other row."""
+    if len(pairs) == 1:
+        (row, row_ms), (other, other_ms) = pairs[0]
+        cause = (
+            f"Non-monotone profile: step {row} took {row_ms:.4g} ms and the larger or smaller step {other} took "
+            f"{other_ms:.4g} ms, which can't both be right. {row} was left out of the fit."
+        )
+    else:
+        cause = (
+            f"Non-monotone profile: {len(pairs)} steps took longer than larger ones, or less than smaller ones, and "
+            f"were left out of the fit: {_beside(pairs)}."
+        )
+    rows = f"{len(pairs)} steps" if len(pairs) > 1 else pairs[0][0][0]
     return Notice(
         "profile-row-rejected",
         "warning",
-        f"Non-monotone profile: step {row} took {row_ms:.4g} ms and the larger or smaller step {other} took "
-        f"{other_ms:.4g} ms, which can't both be right. {row} was left out of the fit.",
-        f"Time {row} again, more often and after a warm-up: the first samples of a shape are often slow, and a machine "
-        "has slow moments.",
+        cause,
+        f"Time the {rows} again, more often and after a warm-up: the first samples of a shape are often slow, and a "
+        "machine has slow moments.",
     )
 
 
-def profile_not_monotone(row: str, row_ms: float, larger: str, larger_ms: float) -> Notice:
-    """More rows contradict each other than may be left out."""
+def profile_not_monotone(pairs: Sequence[Pair]) -> Notice:
+    """More rows contradict each other than may be left out: those that remain, each with the larger one."""
+    count = f"{len(pairs)} steps are" if len(pairs) > 1 else "a step is"
+    larger = "larger ones" if len(pairs) > 1 else "a larger one"
     return Notice(
         "profile-not-monotone",
         "warning",
-        f"Non-monotone profile: step {row} ({row_ms:.4g} ms) is slower than the larger step {larger} "
-        f"({larger_ms:.4g} ms), and too many rows are like this to leave them out.",
+        f"Non-monotone profile: {count} slower than {larger}, and too many rows are like this to leave them out: "
+        f"{_beside(pairs)}.",
         "Measure again on an idle machine, with a warm-up and more samples of each step.",
     )
+
+
+def _beside(pairs: Sequence[Pair], most: int = 3) -> str:
+    """The first pairs in words."""
+    told = [f"{row} ({row_ms:.4g} ms) against {other} ({other_ms:.4g} ms)"
+            for (row, row_ms), (other, other_ms) in pairs[:most]]  # fmt: skip
+    more = len(pairs) - most
+    return "; ".join(told) + (f"; and {more} more" if more > 0 else "")
 
 
 def profile_without_repeats() -> Notice:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from sarathi_tune import notices
-from sarathi_tune.notices import Notice
+from sarathi_tune.notices import Notice, Pair
 from sarathi_tune.stepmodel.features import Load, Observation, candidate_terms, find_stairs
 from sarathi_tune.stepmodel.solve import fit_terms
 
@@ -15,27 +15,32 @@ NON_MONOTONE = 0.10
 
 
 def without_artefacts(rows: Sequence[Observation]) -> tuple[list[Observation], list[str], list[Notice]]:
-    """The rows without those that can't be right, their labels, and a notice each.
+    """The rows without those that can't be right, their labels, and what to tell of them.
 
     A row slower than one that contains it (more of everything) by more than `NON_MONOTONE` breaks physics: one of the
     two is wrong, the one without which the others fit better. At most one row in eight goes, and never more than five.
     """
     kept = list(rows)
-    rejected: list[str] = []
-    found: list[Notice] = []
+    rejected: list[Pair] = []
+    remaining: list[Pair] = []
     limit = min(5, max(1, len(rows) // 8)) if len(rows) >= 4 else 0
     while pairs := _violations(kept):
         if len(rejected) >= limit:
-            found.extend(notices.profile_not_monotone(low.label, low.centre_ms, high.label, high.centre_ms)
-                         for low, high in pairs[:3])  # fmt: skip
+            worst = {low.label: (_told(low), _told(high)) for low, high in reversed(pairs)}
+            remaining = [worst[label] for label in dict.fromkeys(low.label for low, _ in pairs)]
             break
         suspects = {id(row): row for pair in pairs for row in pair}
         culprit = min(suspects.values(), key=lambda row: _loss_without(row, kept))
         other = next(high if low is culprit else low for low, high in pairs if culprit in (low, high))
         kept = [row for row in kept if row is not culprit]
-        rejected.append(culprit.label)
-        found.append(notices.profile_row_rejected(culprit.label, culprit.centre_ms, other.label, other.centre_ms))
-    return kept, rejected, found
+        rejected.append((_told(culprit), _told(other)))
+    found = [notices.profile_rows_rejected(rejected)] if rejected else []
+    found += [notices.profile_not_monotone(remaining)] if remaining else []
+    return kept, [label for (label, _), _ in rejected], found
+
+
+def _told(row: Observation) -> tuple[str, float]:
+    return row.label, row.centre_ms
 
 
 def _loss_without(culprit: Observation, rows: Sequence[Observation]) -> tuple[int, float]:
@@ -50,7 +55,7 @@ def _violations(rows: Sequence[Observation]) -> list[tuple[Observation, Observat
     found = []
     for low in rows:
         for high in rows:
-            noise = 3.0 * math.hypot(low.relative_error, high.relative_error)
+            noise = 3.0 * math.hypot(low.pooled_error, high.pooled_error)
             if low.centre_ms > high.centre_ms * (1.0 + NON_MONOTONE + noise) and _contains(high.load, low.load):
                 found.append((low, high))
     return sorted(found, key=lambda pair: pair[1].centre_ms / pair[0].centre_ms)

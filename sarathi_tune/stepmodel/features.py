@@ -8,6 +8,7 @@ Every coefficient is non-negative, so a step never gets cheaper by growing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -119,14 +120,16 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """One timed shape as the fit sees it: its load, its centre in milliseconds, how many times stand behind it and the
-    standard error of the centre relative to it (0 when unknown)."""
+    """One timed shape as the fit sees it: its load, its centre in milliseconds, the times behind it and the standard
+    error of the centre relative to it (0 when unknown). `pooled_error` is that error too, where there are too few times
+    for one from how the profile's other rows scatter: what a comparison of two rows has to allow for."""
 
     load: Load
     centre_ms: float
     label: str = ""
     times_ms: tuple[float, ...] = field(default=(), repr=False)
     relative_error: float = 0.0
+    pooled_error: float = 0.0
 
 
 def merged_knots(token_counts: Iterable[int], ratio: float = KNOT_RATIO) -> list[int]:
@@ -151,7 +154,7 @@ def find_stairs(rows: Sequence[Observation], noise: float = 0.0) -> list[int]:
             growth = high.load.tokens / low.load.tokens - 1.0
             if growth <= 0.0 or growth + 1.0 > NEIGHBOUR_RATIO or not _differ_in_tokens_only(low.load, high.load):
                 continue
-            spread = 3.0 * (low.relative_error**2 + high.relative_error**2) ** 0.5
+            spread = 3.0 * math.hypot(low.pooled_error, high.pooled_error)
             if high.centre_ms / low.centre_ms - 1.0 > 0.05 + 1.5 * growth + max(spread, noise):
                 stairs.add(low.load.tokens)
             break

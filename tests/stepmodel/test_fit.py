@@ -70,12 +70,35 @@ def test_an_artefact_anywhere_is_found(wrong: int, factor: float) -> None:
     assert model.predict_ms(Shape(chunk=wrong).step_shape) == pytest.approx(12 + 0.1 * wrong, rel=0.02)
 
 
+@pytest.mark.parametrize(("noise", "is_rejected"), [(0.01, True), (0.15, False)])
+def test_rows_seen_once_may_differ_as_far_as_the_others_scatter(noise: float, is_rejected: bool) -> None:
+    """A live server shows its hybrid steps once or twice each, and its decode steps often: what they scatter by goes
+    for the hybrid ones too, which are no artefacts, and no stairs, when they lie 30 % apart."""
+    rng = random.Random(3)
+    decode = [Shape(31, context) for context in range(512, 1025, 64)]
+    hybrid = [Shape(31, context, chunk) for context in (768, 832, 896) for chunk in (64, 80, 128, 160, 256)]
+    slow, late = Shape(31, 768, 160), Shape(31, 832, 80)
+    samples = [Sample(shape, tuple(cpu_like(shape) * rng.gauss(1.0, noise) for _ in range(40))) for shape in decode]
+    samples += [Sample(shape, (cpu_like(shape) * (1.45 if shape in (slow, late) else 1.0),)) for shape in hybrid]
+    model = fit_step_model(Profile(samples=tuple(samples)))
+    assert set(model.rejected) == ({str(slow), str(late)} if is_rejected else set())
+    assert model.stairs == ()
+    told = [notice.cause for notice in model.notices if notice.code == "profile-row-rejected"]
+    assert len(told) == is_rejected, "one notice for both"
+    if is_rejected:
+        assert "2 steps took longer than larger ones" in told[0]
+        assert str(slow) in told[0]
+        assert str(late) in told[0]
+
+
 def test_rejection_can_not_eat_a_noisy_profile() -> None:
     rng = random.Random(4)
     rows = [((0, 0, n, 0), rng.uniform(10, 100)) for n in range(64, 64 * 25, 64)]
     model = fit_step_model(hand_written(rows))
     assert len(model.rejected) <= 3
-    assert "profile-not-monotone" in codes(model)
+    assert codes(model).count("profile-row-rejected") == 1
+    (notice,) = [notice for notice in model.notices if notice.code == "profile-not-monotone"]
+    assert "more" in notice.cause, "the worst three are named, and the rest counted"
 
 
 def test_decodes_ride_nearly_free_and_adding_overstates() -> None:
