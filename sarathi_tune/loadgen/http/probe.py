@@ -20,22 +20,27 @@ from sarathi_tune.workload.spec import RequestSpec
 #: The probes' own prompts: no request of a run begins like them.
 _PROBE_IDS = (7, 11, 13, 17, 19, 23, 29, 31)
 _PROBE_OUTPUT = 4
+#: What engines call themselves in their list of models; anything else there is an organisation or a gateway.
+_ENGINES = ("vllm", "sglang", "llamacpp", "lmdeploy", "tensorrt_llm", "sarathi-tune")
 #: Lengths whose difference tells how many tokens a word is.
 _CALIBRATION_WORDS = (32, 160)
 
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """What the probe found. `max_model_len` is None where the server doesn't say."""
+    """What the probe found. `max_model_len` is None where the server doesn't say; `server` is the engine if it says
+    which, else the web server, and `version` the engine's."""
 
     dialect: Dialect
     models: tuple[str, ...]
     max_model_len: int | None
     server: str
+    version: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """The facts as they stand in a result document."""
-        return {**self.dialect.as_dict(), "max_model_len": self.max_model_len, "server": self.server}
+        version = {"server_version": self.version} if self.version else {}
+        return {**self.dialect.as_dict(), "max_model_len": self.max_model_len, "server": self.server, **version}
 
 
 def probe(
@@ -112,15 +117,20 @@ class _Probe:
             async with self.http:
                 models, server = await self._models(is_needed=model is None)
                 name = _choose(model, models, self.target)
+                entry: Mapping[str, Any] = next((entry for entry in models if entry.get("id") == name), {})
+                engine = entry.get("owned_by")
+                is_known = engine in _ENGINES
+                version = await self._version() if is_known else ""
                 dialect = await self._agree(name, endpoint)
         except httpx.HTTPError as error:
             raise TargetError(sentence_of(error, self.target)) from error
-        length = next((entry.get("max_model_len") for entry in models if entry.get("id") == name), None)
+        length = entry.get("max_model_len")
         return ServerFacts(
             dialect=dialect,
             models=tuple(str(entry.get("id")) for entry in models),
             max_model_len=length if isinstance(length, int) and length > 0 else None,
-            server=server,
+            server=str(engine) if is_known else server,
+            version=version,
         )
 
     async def _models(self, *, is_needed: bool) -> tuple[list[Mapping[str, Any]], str]:
@@ -137,6 +147,15 @@ class _Probe:
         except (ValueError, KeyError, TypeError):
             raise self._no_api(answer) from None
         return entries, server
+
+    async def _version(self) -> str:
+        """As vLLM and those that follow it tell it; empty where a server doesn't."""
+        try:
+            response = await self.http.get(f"{self.target.root_url}/version", headers=self.target.headers)
+            found = json.loads(response.content)["version"] if response.status_code == 200 else ""
+        except (httpx.HTTPError, ValueError, KeyError, TypeError):
+            return ""
+        return found if isinstance(found, str) else ""
 
     async def _agree(self, model: str, endpoint: Endpoint | None) -> Dialect:
         """The fullest dialect that the server takes."""

@@ -108,7 +108,9 @@ def _profile(
         samples=profile_rows(timelines, observation.seen.alone, running),
         machine={"name": f"behind {observation.url}, seen from {platform.node() or 'here'}"},
         model={"name": facts.dialect.model, "serve_name": facts.dialect.model},
-        engine={"name": facts.server or "OpenAI-compatible server"} | _engine_facts(observation),
+        engine={"name": facts.server or "OpenAI-compatible server"}
+        | ({"version": facts.version} if facts.version else {})
+        | _engine_facts(observation),
         notices=tuple(notice.as_dict() for notice in found),
         noise=max((share for share in differences if share is not None), default=None),
         max_model_len=facts.max_model_len,

@@ -1,5 +1,6 @@
 """What is asked before the load, and the sentence for each way in which a server can't be used."""
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -36,6 +37,37 @@ def test_a_full_server() -> None:
     assert facts.dialect.token_prompts
     assert facts.dialect.continuous_usage
     assert facts.max_model_len == 4096
+
+
+@pytest.mark.parametrize(
+    ("owner", "version", "server", "told"),
+    [
+        ("vllm", whole("200 OK", b'{"version":"0.32.0"}'), "vllm", "0.32.0"),
+        ("sglang", fails("404 Not Found", "Not Found"), "sglang", ""),
+        ("vllm", whole("200 OK", b'["0.32.0"]'), "vllm", ""),
+        ("vllm", whole("200 OK", b'{"version":32}'), "vllm", ""),
+        ("vllm", b"", "vllm", ""),  # closes the connection
+        ("some-company", whole("200 OK", b'{"version":"9"}'), "", ""),  # an organisation, no engine
+        (["vllm"], whole("200 OK", b'{"version":"9"}'), "", ""),
+    ],
+)
+def test_which_engine_it_is(owner: object, version: bytes, server: str, told: str) -> None:
+    models = {"data": [MODELS["data"][0] | {"owned_by": owner}]}
+
+    async def answer(seen: Seen, line: Line) -> None:
+        if seen.path == "/v1/models":
+            await line.send(whole("200 OK", json.dumps(models).encode()))
+        elif seen.path == "/version":
+            await line.send(version)
+            if not version:
+                line.reset()
+        else:
+            await healthy()(seen, line)
+
+    facts = facts_of(answer)
+    assert (facts.server, facts.version) == (server, told)
+    assert facts.as_dict()["server"] == server
+    assert facts.dialect.model == "tiny"
 
 
 def test_the_prefix_of_the_url_is_kept() -> None:
