@@ -158,12 +158,12 @@ def profile_rows_rejected(pairs: Sequence[Pair]) -> Notice:
             f"Non-monotone profile: {len(pairs)} steps took longer than larger ones, or less than smaller ones, and "
             f"were left out of the fit: {_beside(pairs)}."
         )
-    rows = f"{len(pairs)} steps" if len(pairs) > 1 else pairs[0][0][0]
+    again = f"the {len(pairs)} steps" if len(pairs) > 1 else pairs[0][0][0]
     return Notice(
         "profile-row-rejected",
         "warning",
         cause,
-        f"Time the {rows} again, more often and after a warm-up: the first samples of a shape are often slow, and a "
+        f"Time {again} again, more often and after a warm-up: the first samples of a shape are often slow, and a "
         "machine has slow moments.",
     )
 
