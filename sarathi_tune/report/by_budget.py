@@ -1,11 +1,12 @@
 """Budgets side by side for a person."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.text import Text
 
 from sarathi_tune.goodput.by_budget import BudgetComparison, BudgetRun
+from sarathi_tune.notices import Notice
 from sarathi_tune.report.console import figure_table, print_heading, print_notices, print_prose
 from sarathi_tune.report.figures import ms_figure, rate_figure
 from sarathi_tune.report.glyphs import glyphs_for
@@ -29,12 +30,12 @@ def print_budgets(comparison: BudgetComparison, console: Console) -> None:
     console.print(table)
     recommendation = comparison.recommendation
     if recommendation is not None:
-        advised = recommendation.budget_tokens
-        budget = "no budget" if advised is None else f"budget {advised:,}"
+        tokens = recommendation.budget_tokens
+        budget = "no budget" if tokens is None else f"budget {tokens:,}"
         said = [sentence(recommendation.why)]
         if recommendation.fitted_tokens is not None:
             said.append(fitted_words(recommendation.fitted_tokens))
-        if advised is None and recommendation.tried_tokens:
+        if tokens is None and recommendation.tried_tokens:
             said.append(f"Tried, because the load decides: {_list([f'{n:,}' for n in recommendation.tried_tokens])}.")
         print_prose(Text(f"Recommended by measuring the default from outside: {budget}. {' '.join(said)}"), console)
     for run in comparison.runs:
@@ -43,15 +44,25 @@ def print_budgets(comparison: BudgetComparison, console: Console) -> None:
         print_prose(Text(f"{run.name}: {sentence(why)}{ready}"), console)
     if comparison.runs:
         print_prose(Text(f"Logs: {', '.join(run.log for run in comparison.runs)}"), console)
-    seen: dict[str, Mapping[str, str]] = {}
-    if recommendation is not None:
-        seen |= {notice["code"]: notice for notice in recommendation.notices}
-    for run in comparison.runs:
+    advised = recommendation.notices if recommendation is not None else ()
+    print_notices((*advised, *_notices_of_runs(comparison.runs)), console, glyphs)
+
+
+def _notices_of_runs(runs: Sequence[BudgetRun]) -> list[dict[str, str]]:
+    """What is to be said of the runs, with the budget's name; of several like it the last, with the others' names."""
+    said: dict[str, list[tuple[str, Notice]]] = {}
+    for run in runs:
         verification = run.verification
         if verification is not None:
             own = verification.point.validity.problems if verification.point else ()
-            seen |= {notice.code: notice.as_dict() for notice in (*verification.notices, *own)}
-    print_notices(seen.values(), console, glyphs)
+            for code, notice in {notice.code: notice for notice in (*verification.notices, *own)}.items():
+                said.setdefault(code, []).append((run.name, notice))
+    found = []
+    for told in said.values():
+        *others, (name, notice) = told
+        likewise = f", and likewise with {_list([other for other, _ in others])}" if others else ""
+        found.append(notice.as_dict() | {"cause": f"With {name}{likewise}: {notice.cause}"})
+    return found
 
 
 def budgets_headline(comparison: BudgetComparison) -> str:

@@ -34,40 +34,51 @@ def first_try(advice: Advice, slo: Slo) -> int | None:
 def next_try(advice: Advice, slo: Slo, tried: Sequence[BudgetRun]) -> int | None:
     """The budget that the gaps of those before call for; None when the last is good enough, or none is left.
 
-    Between one that met the objective and one that missed it, the gaps of the two say where it lies. With no more than
-    one of the kinds, how far the last one's gaps at the objective's percentile lay over its typical step is taken to
-    be the same for other budgets. A budget that was advised and meets the objective is good enough; one that was only
-    tried may be too small.
+    Between one whose gaps met the objective and one whose gaps missed it, the gaps of the two say where it lies. With
+    no more than one of the kinds, how far the last one's gaps at the objective's percentile lay over its typical step
+    is taken to be the same for other budgets. A budget that was advised and meets the objective is good enough; one
+    that was only tried may be too small, and so is one that missed nothing but the time to the first token.
     """
     last, smallest = tried[-1], advice.smallest_tokens
     tokens, seen_ms = last.budget_tokens, _seen_ms(last)
     steps = _typical_steps(advice)
     if tokens is None or smallest is None or not seen_ms or len(steps) < 2:
         return None
-    is_too_small = last.verdict == "met" and advice.budget_tokens is None
-    if not is_too_small and not (last.verdict == "missed" and seen_ms > slo.itl_ms):
+    if last.verdict not in ("met", "missed") or (last.verdict == "met" and advice.budget_tokens is not None):
         return None
-    met = max((run for run in tried if run.verdict == "met"), key=_tokens, default=None)
-    missed = min((run for run in tried if run.verdict == "missed"), key=_tokens, default=None)
+    if last.verdict == "missed" and seen_ms <= slo.itl_ms and not _misses_ttft_alone(last, slo):
+        return None
+    judged = [(run, run.verdict == "met" or _misses_ttft_alone(run, slo)) for run in tried]
+    within = max((run for run, is_within in judged if is_within), key=_tokens, default=None)
+    missed = (run for run, is_within in judged if run.verdict == "missed" and not is_within)
+    beyond = min(missed, key=_tokens, default=None)
     aim_ms = _AIM * slo.itl_ms
-    if met is not None and missed is not None:
-        budget = _between_two(met, missed, aim_ms)
+    if within is not None and beyond is not None:
+        budget = _between_two(within, beyond, aim_ms)
     else:
         budget = _crossing(steps, aim_ms * _between(steps, tokens) / seen_ms)
-        if met is None:
+        if within is None:
             budget = max(smallest, min(budget, tokens - 1))
             return budget if budget < tokens else None
-    return budget if budget >= (1.0 + _WORTH) * _tokens(met) else None
+    return budget if budget >= (1.0 + _WORTH) * _tokens(within) else None
+
+
+def _misses_ttft_alone(run: BudgetRun, slo: Slo) -> bool:
+    """Whether the gaps met the objective and the first tokens came too late."""
+    point = run.verification.point if run.verification else None
+    if point is None or slo.ttft_ms is None or run.verdict != "missed" or (_seen_ms(run) or 0.0) > slo.itl_ms:
+        return False
+    return (point.report.ttft.tail_ms or 0.0) > slo.ttft_ms
 
 
 def _tokens(run: BudgetRun) -> int:
     return run.budget_tokens or 0
 
 
-def _between_two(met: BudgetRun, missed: BudgetRun, aim_ms: float) -> int:
+def _between_two(within: BudgetRun, beyond: BudgetRun, aim_ms: float) -> int:
     """Where the line through the gaps of both is at `aim_ms`; half-way where they don't rise from one to the other."""
-    low, high = _tokens(met), _tokens(missed)
-    low_ms, high_ms = _seen_ms(met) or 0.0, _seen_ms(missed) or 0.0
+    low, high = _tokens(within), _tokens(beyond)
+    low_ms, high_ms = _seen_ms(within) or 0.0, _seen_ms(beyond) or 0.0
     if not low_ms < aim_ms < high_ms:
         return low if aim_ms <= low_ms else (low + high) // 2
     return int(low + (high - low) * (aim_ms - low_ms) / (high_ms - low_ms))

@@ -17,8 +17,14 @@ SMALLEST = LimitingStep(32, 800, 16, 752, 45.0, 125.0)
 ADVICE = Advice("infeasible", "", 32, smallest_tokens=48, decode_step=DECODE, limiting=SMALLEST)
 
 
-def seen(budget: int | None, itl_ms: float, stalled_ms: float | None, verdict: str = "missed") -> BudgetRun:
-    report = SimpleNamespace(itl=SimpleNamespace(tail_ms=itl_ms), itl_stalled=SimpleNamespace(tail_ms=stalled_ms))
+def seen(
+    budget: int | None, itl_ms: float, stalled_ms: float | None, verdict: str = "missed", ttft_ms: float = 900.0
+) -> BudgetRun:
+    report = SimpleNamespace(
+        itl=SimpleNamespace(tail_ms=itl_ms),
+        itl_stalled=SimpleNamespace(tail_ms=stalled_ms),
+        ttft=SimpleNamespace(tail_ms=ttft_ms),
+    )
     run = SimpleNamespace(
         budget_tokens=budget, verdict=verdict, verification=SimpleNamespace(point=SimpleNamespace(report=report))
     )
@@ -82,6 +88,30 @@ def test_the_next_try(runs: list[BudgetRun], budget: int | None) -> None:
         CurvePoint(tokens, step_ms, 3 * step_ms) for tokens, step_ms in ((64, 60.0), (128, 100.0), (256, 180.0))
     )
     assert next_try(replace(ADVICE, curve=curve), SLO, runs) == budget
+
+
+@pytest.mark.parametrize(
+    ("runs", "budget"),
+    [
+        # the gaps leave room: 108 is a typical step of 90 where 50 took 60, and the first tokens come sooner there
+        ([seen(48, 60.0, 60.0, ttft_ms=3000.0)], 112),
+        # the gaps are at the objective already
+        ([seen(112, 108.0, 108.0, ttft_ms=3000.0)], None),
+        # both are missed: the gaps decide, although a smaller budget makes the first tokens later still
+        ([seen(128, 150.0, 140.0, ttft_ms=3000.0)], 83),
+        # 48 was too late and 112 too slow: 91 is between them
+        ([seen(48, 60.0, 60.0, ttft_ms=3000.0), seen(112, 130.0, 130.0, ttft_ms=800.0)], 91),
+        # what else was missed isn't mended by a budget
+        ([seen(48, 60.0, 60.0, ttft_ms=800.0)], None),
+    ],
+)
+@pytest.mark.parametrize("advised", [None, 48])
+def test_a_budget_that_misses_its_ttft_alone_is_too_small(
+    runs: list[BudgetRun], budget: int | None, advised: int | None
+) -> None:
+    curve = (CurvePoint(64, 60.0, 180.0), CurvePoint(128, 100.0, 300.0), CurvePoint(256, 180.0, 540.0))
+    advice = replace(ADVICE, curve=curve, budget_tokens=advised)
+    assert next_try(advice, Slo(itl_ms=120.0, ttft_ms=1000.0), runs) == budget
 
 
 def test_an_advised_budget_that_meets_the_objective_is_good_enough() -> None:
