@@ -12,7 +12,6 @@ import json
 import multiprocessing
 import os
 import re
-import signal
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +28,7 @@ from sarathi_tune.loadgen.http.worker import run_http_load
 from sarathi_tune.loadgen.inprocess import TimedRequest
 from sarathi_tune.loadgen.latency import Distribution, distribution
 from sarathi_tune.loadgen.record import LoadResult
+from sarathi_tune.machine.processes import leave_signals_to_the_parent
 from sarathi_tune.stats import quantile
 from sarathi_tune.workload.spec import RequestSpec
 
@@ -203,13 +203,13 @@ def stamping_server(events_per_s: float = EVENTS_PER_S) -> Iterator[StampingServ
         ours.close()
         process.join(timeout=5.0)
         if process.is_alive():
-            process.terminate()
+            process.kill()
             process.join()
 
 
 def _serve(pipe: "Connection[Any, Any]", events_per_s: float) -> None:
     """The life of the server process; it ends with its pipe."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    leave_signals_to_the_parent()
     with contextlib.suppress(OSError):  # a server that is late would be billed to the client
         os.nice(-5)
     asyncio.run(_Server(pipe, events_per_s).run())

@@ -1,4 +1,4 @@
-"""How a process ended, in words."""
+"""How a process ended, in words, and who heeds the signals that ask for an end."""
 
 import signal
 
@@ -13,6 +13,15 @@ def how_it_ended(return_code: int | None) -> str:
     if return_code is not None and return_code < 0:
         return f"was ended by {_signal_name(-return_code)}"
     return f"ended with exit code {'unknown' if return_code is None else return_code}"
+
+
+def leave_signals_to_the_parent() -> None:
+    """A child that ends with its parent ignores what asks for an end: a terminal and `timeout` send that to all
+    processes of a group, and the child would be gone before the parent has asked it for what it has."""
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)  # no SIGHUP on Windows
+        if number is not None:
+            signal.signal(number, signal.SIG_IGN)
 
 
 def _signal_name(number: int) -> str:

@@ -306,7 +306,10 @@ def test_a_ramp() -> None:
     assert sum(time_s < 0.5 for time_s in times) < 20, "25 per second in the first half, 55 in the second"
 
 
-def test_ctrl_c_writes_what_there_is(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("is_for_all", [False, True])
+def test_a_signal_leaves_what_there_is(number: signal.Signals, is_for_all: bool, tmp_path: Path) -> None:
+    """Ctrl-C in a terminal, `timeout` and a closed terminal signal the client's worker processes as well."""
     target_file = tmp_path / "partial.json"
     with openai_server(healthy(gap_s=0.05)) as (url, log):
         command = [sys.executable, "-m", "sarathi_tune", "verify", "--target", url, "--slo-itl", "100ms"]
@@ -317,11 +320,12 @@ def test_ctrl_c_writes_what_there_is(tmp_path: Path) -> None:
             cwd=tmp_path,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            start_new_session=True,
         )
         deadline_s = time.monotonic() + 60
         while len(log.requests) < 10 and time.monotonic() < deadline_s:
             time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
+        (os.killpg if is_for_all else os.kill)(process.pid, number)
         out, err = process.communicate(timeout=60)
     assert process.returncode == 130, (out, err)
     assert b"Traceback" not in err

@@ -23,7 +23,7 @@ from sarathi_tune.loadgen.http.openai import Dialect
 from sarathi_tune.loadgen.http.target import Target
 from sarathi_tune.loadgen.inprocess import LoadProgress, TimedRequest, in_order, window_stop
 from sarathi_tune.loadgen.record import ClientFacts, LoadResult, RequestRecord
-from sarathi_tune.machine.processes import OUT_OF_MEMORY_KILL, how_it_ended
+from sarathi_tune.machine.processes import OUT_OF_MEMORY_KILL, how_it_ended, leave_signals_to_the_parent
 from sarathi_tune.stats import quantile
 
 #: Streams that one process follows without being late itself, with a margin; `sarathi-tune selftest` measures it.
@@ -196,7 +196,7 @@ def _run_workers(
         for process in processes:
             process.join(timeout=5.0)
             if process.is_alive():
-                process.terminate()
+                process.kill()
                 process.join()
     return shards, [processes[index].exitcode for index in lost]
 
@@ -281,7 +281,7 @@ def _lost(job: ShardJob) -> ShardResult:
 
 def _work(pipe: "Connection[Any, Any]", job: ShardJob) -> None:
     """The life of a worker process: prepare, wait for the common origin, run, hand the result back."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    leave_signals_to_the_parent()
     shard = Shard(job)
     shard.prepare()
     _ensure_descriptors(len(job.requests), job.settings.in_flight, 1)
