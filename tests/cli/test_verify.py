@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import time
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 
 from tests.cli.running import ROOT, Ended, run
 from tests.loadgen.http.openai_server import always, first_then, healthy, only_completions, openai_server, silent
@@ -67,6 +69,21 @@ def test_a_ttft_that_is_missed() -> None:
         ended = verify(url, "--slo-ttft", "20ms", "--rate", "40", "--seconds", "1s", "--quiet")
     assert ended.code == 1, ended
     assert "p99 TTFT 20.0 ms" in ended.out
+
+
+def test_a_server_behind_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(tls)
+    with openai_server(healthy(), tls) as (url, _):
+        refused = verify(url, "--rate", "40", "--seconds", "1s")
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
+        ended = verify(url, "--rate", "40", "--seconds", "1s", "--json", "-")
+    assert refused.code == 6
+    assert "can't be reached over TLS" in refused.err
+    assert ended.code == 0, ended
+    assert document_of(ended)["points"][0]["latency"]["requests"]["good"] == 40
 
 
 def test_a_closed_loop() -> None:

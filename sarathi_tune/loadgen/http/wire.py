@@ -1,8 +1,9 @@
-"""The socket: an httpx transport that stamps every read at its arrival and parses nothing but HTTP's framing.
+"""The socket: an httpx transport that stamps what it reads with its arrival and parses nothing but HTTP's framing.
 
 httpx's own transport wakes a task for every chunk and runs it through three layers of Python: at some thousand events a
 second the client is busy with itself, and its stamps are late. Here the event loop hands the bytes to `buffer_updated`,
-which stamps and keeps them; events are read from them after the run (see `reading`). Heads are written and read by h11.
+which keeps them with the kernel's stamp (see `arrival`); events are read from them after the run (see `reading`). Heads
+are written and read by h11.
 
 HTTP/1.1 only: HTTP/2 puts all streams behind one connection's flow control. No limit on connections: a pool that holds
 requests back would measure itself. Proxies of the environment are not used.
@@ -17,12 +18,17 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import h11
 import httpx
 
+from sarathi_tune.loadgen.http.arrival import ArrivalSocket
 from sarathi_tune.loadgen.http.framing import Framing, FramingError, framing_of
 
+#: The family of an address, and the address as the family has it.
+_Address = tuple[int, Any]
 #: The key of `httpx.Response.extensions` under which the wire lies.
 WIRE = "wire"
 #: Far more than an event, and little enough for hundreds of connections.
@@ -47,8 +53,8 @@ class Timeouts:
 @dataclass(slots=True, eq=False)
 class Wire:
     """What came for one request: `reads` holds (stamp, payload) of each read of the socket that brought some. Stamps
-    are seconds of `time.perf_counter`. Once `ended` is set, `is_complete` says whether the body ended as it should,
-    and `error` what went wrong instead."""
+    are seconds of `time.perf_counter`, of the kernel in `told_reads` reads. Once `ended` is set, `is_complete` says
+    whether the body ended as it should, and `error` what went wrong instead."""
 
     ended: asyncio.Future[None]
     sent_s: float = 0.0
@@ -56,6 +62,7 @@ class Wire:
     last_read_s: float = 0.0
     end_s: float | None = None
     reads: list[tuple[float, bytes]] = field(default_factory=list)
+    told_reads: int = 0
     is_complete: bool = False
     error: Exception | None = None
 
@@ -83,15 +90,17 @@ class _Connection(asyncio.BufferedProtocol):
     itself does (17 against 2.5 microseconds).
     """
 
-    def __init__(self, timeouts: Timeouts) -> None:
+    def __init__(self, timeouts: Timeouts, arrivals: ArrivalSocket) -> None:
         self.timeouts = timeouts
+        self.arrivals = arrivals
         self.loop = asyncio.get_running_loop()
         self.exchange: _Exchange | None = None
         self.is_reusable = True
         self.idle_since_s = time.perf_counter()
         self._socket: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._buffer = bytearray(_BUFFER_BYTES)
+        # asyncio's TLS fills what it gets record by record, and slices it: a slice of a bytearray would be a copy
+        self._buffer = memoryview(bytearray(_BUFFER_BYTES))
 
     @property
     def is_fresh(self) -> bool:
@@ -124,14 +133,14 @@ class _Connection(asyncio.BufferedProtocol):
         assert isinstance(transport, asyncio.Transport)
         self._socket = transport
 
-    def get_buffer(self, sizehint: int) -> bytearray:  # noqa: ARG002
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
         """Called by asyncio before each read."""
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Called by asyncio behind each read: the stamp comes first."""
-        now_s = time.perf_counter()
-        data = bytes(memoryview(self._buffer)[:nbytes])
+        """Called by asyncio behind each read, whose arrival the socket has noted."""
+        now_s = self.arrivals.arrival_s
+        data = bytes(self._buffer[:nbytes])
         exchange = self.exchange
         if exchange is None:  # bytes that nobody asked for
             self.close()
@@ -150,6 +159,7 @@ class _Connection(asyncio.BufferedProtocol):
             return
         if payload:
             wire.reads.append((now_s, payload))
+            wire.told_reads += self.arrivals.is_told
             if wire.first_byte_s is None:
                 wire.first_byte_s = now_s
                 self._watch()  # the timer that runs is that of the first byte, and may be much longer
@@ -237,7 +247,7 @@ class StampingTransport(httpx.AsyncBaseTransport):
         self.timeouts = timeouts
         self._tls = tls
         self._idle: dict[tuple[str, str, int], list[_Connection]] = defaultdict(list)
-        self._addresses: dict[tuple[str, int], list[tuple[str, int]]] = {}
+        self._addresses: dict[tuple[str, int], list[_Address]] = {}
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request and wait for the head of its answer. Raises httpx's transport errors."""
@@ -307,15 +317,16 @@ class StampingTransport(httpx.AsyncBaseTransport):
         key = (url.host, _port(url))
         if key not in self._addresses:
             found = await loop.getaddrinfo(*key, type=socket.SOCK_STREAM)
-            self._addresses[key] = [(str(info[4][0]), int(info[4][1])) for info in found]
+            self._addresses[key] = [(info[0], info[4]) for info in found]
         failure: OSError | None = None
         addresses = self._addresses[key]
         is_tls = url.scheme == "https"
         for address in list(addresses):
             try:
+                arrivals = await _connected(loop, *address)
                 _, connection = await loop.create_connection(
-                    lambda: _Connection(self.timeouts),
-                    *address,
+                    partial(_Connection, self.timeouts, arrivals),
+                    sock=arrivals,
                     ssl=self._context() if is_tls else None,
                     server_hostname=url.host if is_tls else None,
                 )
@@ -360,6 +371,16 @@ class _Body(httpx.AsyncByteStream):
         if not self._is_closed:
             self._is_closed = True
             self._transport.put_back(self._connection, self._url)
+
+
+async def _connected(loop: asyncio.AbstractEventLoop, family: int, address: Any) -> ArrivalSocket:
+    arrivals = ArrivalSocket(family)
+    try:
+        await loop.sock_connect(arrivals, address)
+    except BaseException:
+        arrivals.close()
+        raise
+    return arrivals
 
 
 def _origin(url: httpx.URL) -> tuple[str, str, int]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -43,8 +44,8 @@ async def stream(seen: Seen, line: Line, first_s: float, gap_s: float) -> None:
 
 
 @contextmanager
-def openai_server(answer: Answer | None = None) -> Iterator[tuple[str, Log]]:
-    with serving(answer or healthy()) as (url, log):
+def openai_server(answer: Answer | None = None, tls: ssl.SSLContext | None = None) -> Iterator[tuple[str, Log]]:
+    with serving(answer or healthy(), tls) as (url, log):
         yield url, log
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import socket
+import ssl
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -109,7 +110,7 @@ async def tokens(line: Line, times_s: Sequence[float], prompt: int = 8, cached: 
 
 
 @contextmanager
-def serving(answer: Answer) -> Iterator[tuple[str, Log]]:
+def serving(answer: Answer, tls: ssl.SSLContext | None = None) -> Iterator[tuple[str, Log]]:
     """A server that answers every request with `answer`; yields its URL and its log."""
     log = Log()
     loop = asyncio.new_event_loop()
@@ -141,7 +142,7 @@ def serving(answer: Answer) -> Iterator[tuple[str, Log]]:
                 await writer.wait_closed()
 
     async def main() -> None:
-        server = await asyncio.start_server(connected, sock=listener)
+        server = await asyncio.start_server(connected, sock=listener, ssl=tls)
         started.set()
         await stop.wait()
         server.close()
@@ -154,7 +155,7 @@ def serving(answer: Answer) -> Iterator[tuple[str, Log]]:
     thread.start()
     started.wait()
     try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}", log
+        yield f"{'https' if tls else 'http'}://127.0.0.1:{listener.getsockname()[1]}", log
     finally:
         loop.call_soon_threadsafe(stop.set)
         thread.join(timeout=10)
