@@ -323,8 +323,9 @@ def test_a_ramp() -> None:
     assert sum(time_s < 0.5 for time_s in times) < 20, "25 per second in the first half, 55 in the second"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.parametrize("is_for_all", [False, True])
+@pytest.mark.parametrize(
+    ("number", "is_for_all"), [(signal.SIGINT, False), (signal.SIGTERM, True), (signal.SIGHUP, True)]
+)
 def test_a_signal_leaves_what_there_is(number: signal.Signals, is_for_all: bool, tmp_path: Path) -> None:
     """Ctrl-C in a terminal, `timeout` and a closed terminal signal the client's worker processes as well."""
     target_file = tmp_path / "partial.json"
