@@ -63,8 +63,8 @@ class RequestRecord:
 class ClientFacts:
     """What the load generator over HTTP saw of itself. `loop_lag`: how late its event loop woke up; `gc_pauses_ms`:
     garbage collections within the run; `cpu_s` of all its processes; `reads` of sockets that brought `events`, of
-    which the kernel told for `told_reads` when they had arrived;
-    `origin_s`: the start of the run on `time.perf_counter`, which all processes of a machine share."""
+    which the kernel told for `kernel_stamped_reads` when they had arrived; `origin_s`: the start of the run on
+    `time.perf_counter`, which all processes of a machine share."""
 
     workers: int
     loop_lag_p99_ms: float
@@ -74,7 +74,7 @@ class ClientFacts:
     events: int
     reads: int
     origin_s: float = 0.0
-    told_reads: int = 0
+    kernel_stamped_reads: int = 0
 
     def as_dict(self) -> dict[str, Any]:
         """The facts as they stand in a result document."""
@@ -86,7 +86,7 @@ class ClientFacts:
             "cpu_s": self.cpu_s,
             "events": self.events,
             "reads": self.reads,
-            "kernel_stamped_reads": self.told_reads,
+            "kernel_stamped_reads": self.kernel_stamped_reads,
         }
 
 

@@ -2,6 +2,7 @@
 
 import signal
 
+#: What to do about "was killed (SIGKILL)".
 OUT_OF_MEMORY_KILL = "If nobody did that, the kernel did, because memory ran out: look at dmesg."
 
 

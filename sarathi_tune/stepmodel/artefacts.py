@@ -26,8 +26,10 @@ def without_artefacts(rows: Sequence[Observation]) -> tuple[list[Observation], l
     limit = min(5, max(1, len(rows) // 8)) if len(rows) >= 4 else 0
     while pairs := _violations(kept):
         if len(rejected) >= limit:
-            worst = {low.label: (_told(low), _told(high)) for low, high in reversed(pairs)}
-            remaining = [worst[label] for label in dict.fromkeys(low.label for low, _ in pairs)]
+            worst: dict[str, Pair] = {}
+            for low, high in pairs:
+                worst.setdefault(low.label, (_told(low), _told(high)))
+            remaining = list(worst.values())
             break
         suspects = {id(row): row for pair in pairs for row in pair}
         culprit = min(suspects.values(), key=lambda row: _loss_without(row, kept))

@@ -131,6 +131,20 @@ class Observation:
     relative_error: float = 0.0
     pooled_error: float = 0.0
 
+    @property
+    def has_spread(self) -> bool:
+        """Whether there are enough times to say how they scatter."""
+        return len(self.times_ms) > 2
+
+    def ratios(self) -> list[float]:
+        """Each time over the centre, the deviations widened by sqrt(n / (n - 1)), what a median of n times hides of
+        their spread; empty without a spread."""
+        if not self.has_spread:
+            return []
+        n = len(self.times_ms)
+        widen = math.sqrt(n / (n - 1))
+        return [1.0 + (time / self.centre_ms - 1.0) * widen for time in self.times_ms]
+
 
 def merged_knots(token_counts: Iterable[int], ratio: float = KNOT_RATIO) -> list[int]:
     """Ascending token counts with at least `ratio` between neighbours; the larger ones of a cluster go."""

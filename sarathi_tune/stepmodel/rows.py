@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 
 from sarathi_tune.errors import DocumentError
@@ -31,32 +30,19 @@ def observations(profile: Profile) -> list[tuple[Observation, Sample]]:
         times = tuple(time for time in sample.times_ms if math.isfinite(time) and time > 0.0)
         if sample.missing or not times or not sample.shape.num_tokens:
             continue
-        centre = median(times)
         load = Load.of(sample.shape.step_shape, filled)
-        error = _MEDIAN_ERROR * MAD_TO_SIGMA * mad(times) / math.sqrt(len(times)) / centre
-        known = error if _has_spread(times) else 0.0
-        found.append((Observation(load, centre, str(sample.shape), times, known), sample))
+        found.append((Observation(load, median(times), str(sample.shape), times), sample))
     if not found:
         raise DocumentError("The profile holds no timed step: measure it again, or write rows with a time in ms.")
-    scatter = _scatter([row for row, _ in found])
-    return [(replace(row, pooled_error=_pooled_error(row, scatter)), sample) for row, sample in found]
+    ratios = [ratio for row, _ in found for ratio in row.ratios()]
+    scatter = MAD_TO_SIGMA * mad(ratios) if ratios else 0.0
+    return [(_with_errors(row, scatter), sample) for row, sample in found]
 
 
-def _has_spread(times_ms: Sequence[float]) -> bool:
-    return len(times_ms) > 2
-
-
-def _scatter(rows: Sequence[Observation]) -> float:
-    """Relative standard deviation of a single time around its row's centre, pooled over the rows with enough of them;
-    0 without any."""
-    deviations = []
-    for row in rows:
-        n = len(row.times_ms)
-        if _has_spread(row.times_ms):
-            widen = math.sqrt(n / (n - 1))  # what a median of n times hides of their spread
-            deviations += [(time / row.centre_ms - 1.0) * widen for time in row.times_ms]
-    return MAD_TO_SIGMA * mad(deviations) if deviations else 0.0
-
-
-def _pooled_error(row: Observation, scatter: float) -> float:
-    return row.relative_error if _has_spread(row.times_ms) else scatter / math.sqrt(len(row.times_ms))
+def _with_errors(row: Observation, scatter: float) -> Observation:
+    """`scatter`: the relative standard deviation of a single time, pooled over the rows that show one."""
+    root = math.sqrt(len(row.times_ms))
+    if not row.has_spread:
+        return replace(row, pooled_error=scatter / root)
+    error = _MEDIAN_ERROR * MAD_TO_SIGMA * mad(row.times_ms) / root / row.centre_ms
+    return replace(row, relative_error=error, pooled_error=error)

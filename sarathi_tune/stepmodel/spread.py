@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from sarathi_tune import notices
@@ -18,16 +17,10 @@ SPREAD_POINTS = 512
 
 
 def pooled_spread(rows: Sequence[Observation]) -> Spread:
-    """Within-row spread, pooled: each time over its own row's median, so that a row the model misses widens nothing.
-
-    Deviations are widened by sqrt(n / (n - 1)), what a median of n times hides of their spread.
-    """
+    """Within-row spread, pooled: each time over its own row's median, so that a row the model misses widens nothing."""
     pools: dict[bool, list[float]] = {False: [], True: []}
     for row in rows:
-        n = len(row.times_ms)
-        if n >= 3:
-            widen = math.sqrt(n / (n - 1))
-            pools[bool(row.load.chunks)] += [1.0 + (time / row.centre_ms - 1.0) * widen for time in row.times_ms]
+        pools[bool(row.load.chunks)] += row.ratios()
     pooled = pools[False] + pools[True]
     chosen = {kind: pools[kind] if len(pools[kind]) >= MIN_REPEATS_PER_KIND else pooled for kind in (False, True)}
     return Spread(

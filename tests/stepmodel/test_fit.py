@@ -73,7 +73,7 @@ def test_an_artefact_anywhere_is_found(wrong: int, factor: float) -> None:
 @pytest.mark.parametrize(("noise", "is_rejected"), [(0.01, True), (0.15, False)])
 def test_rows_seen_once_may_differ_as_far_as_the_others_scatter(noise: float, is_rejected: bool) -> None:
     """A live server shows its hybrid steps once or twice each, and its decode steps often: what they scatter by goes
-    for the hybrid ones too, which are no artefacts, and no stairs, when they lie 30 % apart."""
+    for the hybrid ones too, which are no artefacts, and no stairs, when they lie 45 % apart."""
     rng = random.Random(3)
     decode = [Shape(31, context) for context in range(512, 1025, 64)]
     hybrid = [Shape(31, context, chunk) for context in (768, 832, 896) for chunk in (64, 80, 128, 160, 256)]

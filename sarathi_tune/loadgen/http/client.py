@@ -77,7 +77,7 @@ class ShardResult:
     origin_s: float
     is_complete: bool
     sending_s: float = math.inf
-    told_reads: int = 0
+    kernel_stamped_reads: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -159,7 +159,9 @@ class Shard:
             cpu_s=self.cpu_s,
             events=sum(reading.events for _, reading in pairs if reading is not None),
             reads=sum(len(attempt.wire.reads) for attempt in self.attempts if attempt.wire is not None),
-            told_reads=sum(attempt.wire.told_reads for attempt in self.attempts if attempt.wire is not None),
+            kernel_stamped_reads=sum(
+                attempt.wire.kernel_stamped_reads for attempt in self.attempts if attempt.wire is not None
+            ),
             elapsed_s=self.elapsed_s,
             origin_s=self.origin_s,
             is_complete=self.is_complete,

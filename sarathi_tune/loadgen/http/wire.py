@@ -53,8 +53,8 @@ class Timeouts:
 @dataclass(slots=True, eq=False)
 class Wire:
     """What came for one request: `reads` holds (stamp, payload) of each read of the socket that brought some. Stamps
-    are seconds of `time.perf_counter`, of the kernel in `told_reads` reads. Once `ended` is set, `is_complete` says
-    whether the body ended as it should, and `error` what went wrong instead."""
+    are seconds of `time.perf_counter`, in `kernel_stamped_reads` of the reads by the kernel. Once `ended` is set,
+    `is_complete` says whether the body ended as it should, and `error` what went wrong instead."""
 
     ended: asyncio.Future[None]
     sent_s: float = 0.0
@@ -62,7 +62,7 @@ class Wire:
     last_read_s: float = 0.0
     end_s: float | None = None
     reads: list[tuple[float, bytes]] = field(default_factory=list)
-    told_reads: int = 0
+    kernel_stamped_reads: int = 0
     is_complete: bool = False
     error: Exception | None = None
 
@@ -159,7 +159,7 @@ class _Connection(asyncio.BufferedProtocol):
             return
         if payload:
             wire.reads.append((now_s, payload))
-            wire.told_reads += self.arrivals.is_told
+            wire.kernel_stamped_reads += self.arrivals.is_told
             if wire.first_byte_s is None:
                 wire.first_byte_s = now_s
                 self._watch()  # the timer that runs is that of the first byte, and may be much longer

@@ -144,7 +144,7 @@ def _merge(
             events=sum(shard.events for shard in shards),
             reads=sum(shard.reads for shard in shards),
             origin_s=max(shard.origin_s for shard in shards),
-            told_reads=sum(shard.told_reads for shard in shards),
+            kernel_stamped_reads=sum(shard.kernel_stamped_reads for shard in shards),
         ),
     )
 

@@ -93,14 +93,11 @@ def test_several_tokens_per_event_make_it_inconclusive(tmp_path: Path) -> None:
 
 def test_quiet_prints_the_line_to_paste(tmp_path: Path) -> None:
     with stepping(SteppingServer(64)) as (url, _):
-        for _attempt in range(3):
+        for _attempt in range(5):
             ended = tune(url, tmp_path, "--slo-itl", "5s", "--quiet")
-            if ended.code != 4:  # a machine that stands still for a moment has no advice, and so no line
+            if ended.code != 4:  # a machine that stands still for a moment has no advice
                 break
-    if ended.code == 4:
-        assert ended.out == ""
-    else:
-        assert ended.out.startswith("vllm serve m --max-num-batched-tokens ")
+    assert ended.out.startswith("vllm serve m --max-num-batched-tokens ")
     assert ended.err == ""
 
 
