@@ -1,5 +1,6 @@
 """Whether a run over HTTP may be believed: was it the server that was measured, or the client?"""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from sarathi_tune.goodput.validity import (
     undelivered,
 )
 from sarathi_tune.loadgen.latency import EventViews, LatencyReport
-from sarathi_tune.loadgen.record import LoadResult, RequestRecord
+from sarathi_tune.loadgen.record import MAX_COALESCED_SHARE, LoadResult, RequestRecord, is_stamped_on_arrival
 from sarathi_tune.notices import (
     Notice,
     batch_not_met,
@@ -26,9 +27,8 @@ from sarathi_tune.notices import (
 )
 from sarathi_tune.stats import median
 
-#: Above these shares a remark is due: events without a stamp of their own, prompt tokens from the cache, and the
-#: difference between the prompt lengths asked for and counted.
-MAX_COALESCED_SHARE = 0.01
+#: Above these shares a remark is due: prompt tokens from the cache, and the difference between the prompt lengths asked
+#: for and counted.
 MAX_CACHED_SHARE = 0.01
 MAX_PROMPT_ERROR = 0.01
 
@@ -38,10 +38,11 @@ def check_http_run(
 ) -> Validity:
     """Check a run, its report and its views. `allow_prefix_hits` is for workloads whose prompts share a prefix."""
     records = result.counted
-    facts, more = Facts.of(records), _more_facts(result, records)
+    facts, more = Facts.of(records), _more_facts(result, records, views)
     limit_ms = MAX_LAG_SHARE * report.slo.itl_ms
     client = late_client(facts, report.slo)
-    if more["loop_lag_p99_ms"] > limit_ms:
+    is_late = not more["stamped_on_arrival"]
+    if is_late and more["loop_lag_p99_ms"] > limit_ms:
         client.append(client_starved(more["loop_lag_p99_ms"], limit_ms))
     problems = [*client, *undelivered(result, facts, report.slo)]
     if facts.cached_tokens > MAX_CACHED_SHARE * more["prompt_tokens_got"] and not allow_prefix_hits:
@@ -49,20 +50,22 @@ def check_http_run(
     stalls = [batch_not_met(0, 1)] if facts.gaps and not facts.stalled_gaps else few_stalls(facts, report.slo)
     return Validity(
         problems=tuple(problems),
-        remarks=(*failures(report), *stalls, *_remarks(views, more, records, limit_ms)),
+        remarks=(*failures(report), *stalls, *_remarks(views, more, records, limit_ms if is_late else math.inf)),
         facts=facts,
         more_facts=more,
         is_client_limited=bool(client),
     )
 
 
-def _more_facts(result: LoadResult, records: Sequence[RequestRecord]) -> dict[str, Any]:
+def _more_facts(result: LoadResult, records: Sequence[RequestRecord], views: EventViews) -> dict[str, Any]:
     """What only a client over HTTP knows, of itself and of what the server counted."""
     client = result.client
     prompts = [(record.prompt_tokens, record.prompt_got) for record in records if record.prompt_got is not None]
     return {
         "loop_lag_p99_ms": client.loop_lag_p99_ms if client else 0.0,
         "loop_lag_max_ms": client.loop_lag_max_ms if client else 0.0,
+        "stamped_on_arrival": client is not None
+        and is_stamped_on_arrival(client.reads, client.kernel_stamped_reads, views.coalesced_share),
         "gc_pauses_ms": list(client.gc_pauses_ms) if client else [],
         "workers": client.workers if client else 1,
         "prompt_tokens_asked": sum(asked for asked, _ in prompts),

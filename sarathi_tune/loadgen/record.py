@@ -59,6 +59,16 @@ class RequestRecord:
     num_coalesced: int = 0
 
 
+#: A late event loop didn't make stamps late when at least this share of the reads has the kernel's time of arrival,
+#: and at most this share of the gaps reads 0 because events lay unread together.
+_MIN_KERNEL_SHARE, MAX_COALESCED_SHARE = 0.99, 0.01
+
+
+def is_stamped_on_arrival(reads: int, kernel_stamped: int, coalesced_share: float) -> bool:
+    """Whether stamps say when events arrived, however late the client read them."""
+    return kernel_stamped >= _MIN_KERNEL_SHARE * reads > 0 and coalesced_share <= MAX_COALESCED_SHARE
+
+
 @dataclass(frozen=True, slots=True)
 class ClientFacts:
     """What the load generator over HTTP saw of itself. `loop_lag`: how late its event loop woke up; `gc_pauses_ms`:

@@ -32,7 +32,8 @@ def seen_facts(server: RunningServer) -> Iterator[tuple[str, str]]:
         yield "mean gap", f"{format_ms(server.own_gap_ms)} by the server's clock, {format_ms(server.seen_gap_ms)} here"
     yield from _by_decodes(server)
     if server.client_lag_p99_ms is not None:
-        yield "client", f"at most {format_ms(server.client_lag_p99_ms)} late (p99)"
+        how = "; stamps are of the arrival" if server.is_stamped_on_arrival else ""
+        yield "client", f"reads at most {format_ms(server.client_lag_p99_ms)} late (p99){how}"
 
 
 def _by_decodes(server: RunningServer) -> Iterator[tuple[str, str]]:

@@ -254,6 +254,7 @@ class RunningServer:
     alone: tuple[PromptAlone, ...] = ()
     decode_steps: tuple[DecodeStep, ...] = ()
     client_lag_p99_ms: float | None = None
+    is_stamped_on_arrival: bool = False
     has_metrics: bool = False
     own_gap_ms: float | None = None
     seen_gap_ms: float | None = None

@@ -113,11 +113,12 @@ def _print_basis(verification: Verification, console: Console) -> None:
     if verification.point is not None:
         lag_ms = verification.point.validity.facts.lag_p99_ms
         seen = verification.point.validity.more_facts
+        how = "; stamps are of the arrival" if seen["stamped_on_arrival"] else ""
         facts.append(
             (
                 "client",
                 f"{seen['workers']} worker process{'es' if seen['workers'] > 1 else ''}, p99 "
-                f"{lag_ms:.2f} ms behind schedule, event loop p99 {seen['loop_lag_p99_ms']:.2f} ms late",
+                f"{lag_ms:.2f} ms behind schedule, event loop p99 {seen['loop_lag_p99_ms']:.2f} ms late{how}",
             )
         )
     print_facts("Rests on", facts, console)

@@ -41,6 +41,11 @@ class Answer:
         """Reads of the socket so far: about one per event, at no cost."""
         return 0 if self.wire is None else len(self.wire.reads)
 
+    @property
+    def num_kernel_stamped(self) -> int:
+        """How many of them the kernel told the arrival of."""
+        return 0 if self.wire is None else self.wire.kernel_stamped_reads
+
     def reading(self) -> Reading:
         """The events until now; an answer that still runs, or was given up, reads as truncated."""
         return read_stream(self.wire.reads) if self.wire is not None else Reading("truncated")

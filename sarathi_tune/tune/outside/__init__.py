@@ -140,6 +140,7 @@ async def _observe(
         after=after or Exposition(),
         sent=Sent(observer.prompt_tokens, tuple(observer.prompts)),
         lags_ms=tuple(observer.lags_ms),
+        is_stamped_on_arrival=observer.is_stamped_on_arrival,
         tokens_per_event=observer.tokens_per_event,
         notices=tuple(play.notices),
     )

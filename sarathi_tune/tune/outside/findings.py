@@ -53,7 +53,9 @@ _LARGEST_MISFIT = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What a measurement leaves behind. `before` and `after` are empty where the server has no metrics."""
+    """What a measurement leaves behind. `before` and `after` are empty where the server has no metrics. `lags_ms`: how
+    late the client's event loop was, which is in the stamps unless those say when events arrived
+    (`is_stamped_on_arrival`)."""
 
     facts: ServerFacts
     url: str
@@ -63,6 +65,7 @@ class Observation:
     after: Exposition
     sent: Sent
     lags_ms: tuple[float, ...] = ()
+    is_stamped_on_arrival: bool = False
     tokens_per_event: float | None = None
     notices: tuple[Notice, ...] = ()
 
@@ -153,9 +156,9 @@ def _notices(observation: Observation, timelines: Sequence[Timeline], running: R
         found.append(budget_only_bounded(running.budget, largest))
     if running is not None and running.miscounted > _MISCOUNTED_TOLD:
         found.append(steps_miscounted(running.miscounted))
-    lag_ms, step_ms = _lag_ms(observation), _step_ms(timelines)
-    if lag_ms > max(_LEAST_LAG_MS, 0.5 * _STARVED * step_ms):
-        found.append(client_late(lag_ms, step_ms))
+    step_ms = _step_ms(timelines)
+    if _is_late(observation, 0.5 * _STARVED * step_ms):
+        found.append(client_late(_lag_ms(observation), step_ms))
     return found
 
 
@@ -163,7 +166,7 @@ def _doubt(observation: Observation, timelines: Sequence[Timeline], running: Run
     """Why nothing that was seen can be trusted, with what to do; None when it can."""
     per_event = observation.tokens_per_event
     share = others_share(observation.before, observation.after, observation.sent)
-    lag_ms, step_ms = _lag_ms(observation), _step_ms(timelines)
+    step_ms = _step_ms(timelines)
     if observation.after.speculates or (per_event is not None and per_event > _MOST_PER_EVENT):
         how = "drafts tokens ahead (speculative decoding)" if observation.after.speculates else "sends several at once"
         return (
@@ -176,10 +179,10 @@ def _doubt(observation: Observation, timelines: Sequence[Timeline], running: Run
             f"{share:.0%} of the prompt tokens that the server computed meanwhile were not ours: their chunks lie in "
             "the same steps. Measure when the server is idle, or a copy of it on the same hardware."
         )
-    if lag_ms > max(_LEAST_LAG_MS, _STARVED * step_ms):
+    if _is_late(observation, _STARVED * step_ms):
         return (
-            f"This client was up to {lag_ms:.1f} ms late (p99) in reading, and a decode step takes {step_ms:.1f} ms: "
-            "run it on another machine than the server, or on one that isn't busy."
+            f"This client was up to {_lag_ms(observation):.1f} ms late (p99) in reading, and a decode step takes "
+            f"{step_ms:.1f} ms: run it on another machine than the server, or on one that isn't busy."
         )
     if running is None:
         return "No prompt could be laid beside steady decodes: the streams ended too early. See the server's log."
@@ -230,6 +233,7 @@ def _server(
         alone=_alone(observation),
         decode_steps=_decode_steps(timelines),
         client_lag_p99_ms=_lag_ms(observation),
+        is_stamped_on_arrival=observation.is_stamped_on_arrival,
         has_metrics=bool(observation.after.values),
         own_gap_ms=own_gap_ms(observation.before, observation.after),
         seen_gap_ms=_seen_gap_ms(observation),
@@ -281,6 +285,11 @@ def _decode_steps(timelines: Sequence[Timeline]) -> tuple[DecodeStep, ...]:
 
 def _lag_ms(observation: Observation) -> float:
     return quantile(observation.lags_ms, 0.99) if observation.lags_ms else 0.0
+
+
+def _is_late(observation: Observation, limit_ms: float) -> bool:
+    """Whether the client's own lateness is in the stamps, and more than that."""
+    return not observation.is_stamped_on_arrival and _lag_ms(observation) > max(_LEAST_LAG_MS, limit_ms)
 
 
 def _step_ms(timelines: Sequence[Timeline]) -> float:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from sarathi_tune.errors import TargetError
 from sarathi_tune.loadgen.http.dialogue import Answer, Dialogue
+from sarathi_tune.loadgen.record import is_stamped_on_arrival
 from sarathi_tune.report.progress import Phase
 from sarathi_tune.tune.outside.evidence import Exposition, own_gap_ms, read_exposition
 from sarathi_tune.tune.outside.plan import Limits
@@ -50,6 +51,10 @@ class Observer:
     alone: list[Alone] = field(default_factory=list)
     scenes: list[Scene] = field(default_factory=list)
     lags_ms: list[float] = field(default_factory=list)
+    #: Reads of the streams, those of them that the kernel stamped, and events that lay unread with the one before them.
+    reads: int = 0
+    kernel_stamped_reads: int = 0
+    coalesced: int = 0
     prompt_tokens: int = 0
     #: Tokens of the prompts that were sent in one moment, for each time that some were.
     prompts: list[int] = field(default_factory=list)
@@ -62,6 +67,11 @@ class Observer:
     def is_late(self) -> bool:
         """Whether the time is up."""
         return time.perf_counter() > self.deadline_s
+
+    @property
+    def is_stamped_on_arrival(self) -> bool:
+        """Whether the stamps of the streams say when events arrived, however late this client read them."""
+        return is_stamped_on_arrival(self.reads, self.kernel_stamped_reads, self.coalesced / max(1, self.reads))
 
     async def metrics(self) -> Exposition | None:
         """The server's metrics, once nothing of ours runs any more."""
@@ -134,7 +144,7 @@ class Observer:
                 async with self._watching():
                     num_first = num_plain if opening == 0 else PAUSE_STEPS
                     answered, has_room = await self._run_scene(streams, num_first, left)
-                scene = Scene(name, tuple(_steady(stream) for stream in streams), tuple(answered))
+                scene = Scene(name, tuple(self._steady(stream) for stream in streams), tuple(answered))
             own_ms = own_gap_ms(before, await self._reading())
             self.scenes.append(replace(scene, own_gap_ms=own_ms, own_since_s=since_s))
             del left[: len(answered)]
@@ -250,7 +260,7 @@ class Observer:
 
     @asynccontextmanager
     async def _watching(self) -> AsyncIterator[None]:
-        """Note how late this client's loop wakes up meanwhile: its stamps are late by as much."""
+        """Note how late this client's loop wakes up meanwhile: stamps of its own are late by as much."""
 
         async def watch() -> None:
             while True:
@@ -266,6 +276,14 @@ class Observer:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
 
+    def _steady(self, answer: Answer) -> SteadyStream:
+        answer.check()
+        reading = answer.reading()
+        self.reads += answer.num_reads
+        self.kernel_stamped_reads += answer.num_kernel_stamped
+        self.coalesced += reading.coalesced
+        return SteadyStream(reading.prompt_tokens or answer.spec.prompt_tokens, reading.token_s, reading.event_tokens)
+
     def _spec(self, prompt_tokens: int, output_tokens: int) -> RequestSpec:
         ids = array("i", self.salt.choices(range(_FIRST_ID, self.vocabulary), k=prompt_tokens))
         return RequestSpec(0, ids, output_tokens)
@@ -274,9 +292,3 @@ class Observer:
 def _patience(prompt_tokens: int) -> int:
     """Decode steps after which a prompt of this length was surely not taken: the smallest budgets take this many."""
     return 60 + prompt_tokens // 16
-
-
-def _steady(answer: Answer) -> SteadyStream:
-    answer.check()
-    reading = answer.reading()
-    return SteadyStream(reading.prompt_tokens or answer.spec.prompt_tokens, reading.token_s, reading.event_tokens)

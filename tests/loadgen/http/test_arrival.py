@@ -17,6 +17,7 @@ from sarathi_tune.loadgen.http.client import HttpSettings
 from sarathi_tune.loadgen.http.reading import read_stream
 from sarathi_tune.loadgen.http.wire import WIRE, StampingTransport, Timeouts, Wire
 from sarathi_tune.loadgen.http.worker import run_http_load
+from sarathi_tune.loadgen.record import is_stamped_on_arrival
 from tests.loadgen.http.servers import (
     DIALECT,
     STREAM_HEAD,
@@ -190,3 +191,17 @@ def test_a_connection_that_is_refused_leaves_no_socket_open() -> None:
     with pytest.raises(httpx.ConnectError):
         asyncio.run(ask(port))
     assert len(list(descriptors.iterdir())) == before
+
+
+@pytest.mark.parametrize(
+    ("reads", "by_kernel", "coalesced_share", "holds"),
+    [
+        (1000, 1000, 0.0, True),
+        (1000, 990, 0.01, True),
+        (1000, 989, 0.0, False),  # stamps of the loop among them
+        (1000, 1000, 0.011, False),  # events that lay together share the last one's stamp
+        (0, 0, 0.0, False),
+    ],
+)
+def test_when_lateness_is_not_in_the_stamps(reads: int, by_kernel: int, coalesced_share: float, holds: bool) -> None:
+    assert is_stamped_on_arrival(reads, by_kernel, coalesced_share) is holds

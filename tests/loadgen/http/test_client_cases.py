@@ -12,6 +12,7 @@ import pytest
 from sarathi_tune.config.slo import Slo
 from sarathi_tune.goodput.http_validity import check_http_run
 from sarathi_tune.goodput.objective import shortfalls
+from sarathi_tune.goodput.validity import Validity
 from sarathi_tune.loadgen.http.client import HttpSettings
 from sarathi_tune.loadgen.http.reading import Reading, read_stream
 from sarathi_tune.loadgen.http.wire import Timeouts
@@ -285,10 +286,11 @@ def test_no_pool_limit_holds_requests_back() -> None:
     assert [failure_of(record) for record in result.records] == [None] * 140
 
 
-def test_a_starved_event_loop_is_seen() -> None:
-    # inference-perf #188
+def starved(gap_s: float, events: int) -> tuple[LoadResult, Validity]:
+    """A run of one stream whose client stands still for 60 ms again and again."""
+
     async def answer(_seen: Seen, line: Line) -> None:
-        await tokens(line, [0.01 * number for number in range(1, 41)])
+        await tokens(line, [gap_s * number for number in range(1, events + 1)])
 
     blocked = []
 
@@ -296,12 +298,28 @@ def test_a_starved_event_loop_is_seen() -> None:
         blocked.append(time.sleep(0.06))
 
     with serving(answer) as (url, _):
-        result = run_http_load(target(url), DIALECT, requests_at(0.0, output_tokens=40), on_progress=block)
+        result = run_http_load(target(url), DIALECT, requests_at(0.0, output_tokens=events), on_progress=block)
     assert blocked
     report = summarise(result, SLO, intervals=False)
-    validity = check_http_run(result, report, event_views(result.counted, SLO))
+    return result, check_http_run(result, report, event_views(result.counted, SLO))
+
+
+def test_a_starved_event_loop_is_seen() -> None:
+    # inference-perf #188
+    _, validity = starved(0.01, 40)
     assert validity.is_client_limited
     assert "client-starved" in {notice.code for notice in validity.problems}
+
+
+def test_a_late_reader_spoils_no_stamp_of_the_kernel() -> None:
+    result, validity = starved(0.3, 6)
+    if result.client is None or result.client.kernel_stamped_reads < result.client.reads:
+        pytest.skip("this kernel doesn't tell when bytes arrived")
+    assert validity.more_facts["loop_lag_p99_ms"] > 2.5  # 5 % of the objective
+    assert validity.more_facts["stamped_on_arrival"]
+    assert not {"client-starved", "heap-collected"} & {
+        notice.code for notice in (*validity.problems, *validity.remarks)
+    }
 
 
 def test_rates_below_one_per_second() -> None:

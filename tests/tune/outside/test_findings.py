@@ -150,6 +150,15 @@ def test_a_client_that_is_a_little_late_is_told() -> None:
     assert result.advice.verdict == "recommended"
 
 
+def test_a_late_client_whose_stamps_are_the_kernels_is_believed() -> None:
+    _, result = conclude(config(), replace(observation(), lags_ms=(12.0,) * 100, is_stamped_on_arrival=True))
+    assert "client-late" not in {notice["code"] for notice in result.notices}
+    assert result.advice.verdict == "recommended"
+    assert result.server is not None
+    assert result.server.is_stamped_on_arrival
+    assert result.server.client_lag_p99_ms == pytest.approx(12.0)
+
+
 def test_several_tokens_per_event_make_it_inconclusive() -> None:
     assert "tokens per event" in doubted(replace(observation(), tokens_per_event=2.5))
     drafts = Exposition({"vllm:spec_decode_num_drafts_total": 4.0})

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import json
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from sarathi_tune.loadgen.http.arrival import ArrivalSocket
 from sarathi_tune.measure.profile import load_profile
 from sarathi_tune.report.store import load_result, result_from_dict
 from sarathi_tune.tune.outside import _tell_defects
@@ -67,6 +69,19 @@ def test_a_server_without_metrics_that_runs_fewer_than_asked(tmp_path: Path) -> 
     assert found["server"]["budget_tokens"] == pytest.approx(128, rel=0.15)
     assert found["advice"]["max_num_seqs"] == 5
     assert "server-runs-fewer" in {notice["code"] for notice in found["notices"]}
+
+
+def test_streams_of_a_measurement_are_stamped_on_arrival(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sarathi_tune.loadgen.record.MAX_COALESCED_SHARE", 1.0)  # a busy machine's client reads late
+    with socket.create_server(("127.0.0.1", 0)) as listener, ArrivalSocket(socket.AF_INET) as probe:
+        probe.setblocking(True)
+        probe.connect(listener.getsockname())
+        with listener.accept()[0] as other:
+            other.sendall(b"token")
+            probe.recv_into(bytearray(8))
+    with stepping(SteppingServer(128)) as (url, _):
+        ended = tune(url, tmp_path, "--json", "-")
+    assert document_of(ended)["server"]["is_stamped_on_arrival"] is probe.is_told
 
 
 def test_a_server_whose_clock_disagrees_is_told(tmp_path: Path) -> None:
