@@ -78,10 +78,18 @@ def test_a_server_behind_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     authority.issue_cert("127.0.0.1").configure_cert(tls)
     with openai_server(healthy(), tls) as (url, _):
         refused = verify(url, "--rate", "40", "--seconds", "1s")
+        plain = verify(url.replace("https", "http"), "--rate", "40", "--seconds", "1s")
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "none.pem"))
+        unread = verify(url, "--rate", "40", "--seconds", "1s")
         monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
+        misnamed = verify(url.replace("127.0.0.1", "localhost"), "--rate", "40", "--seconds", "1s")
         ended = verify(url, "--rate", "40", "--seconds", "1s", "--json", "-")
-    assert refused.code == 6
-    assert "can't be reached over TLS" in refused.err
+    assert refused.code == plain.code == unread.code == misnamed.code == 6
+    said = {ended: " ".join(ended.err.split()) for ended in (refused, plain, unread, misnamed)}
+    assert "isn't trusted (unable to get local issuer certificate); name the file" in said[refused]
+    assert "doesn't speak HTTP" in said[plain] or "closes them without" in said[plain]
+    assert "SSL_CERT_FILE or SSL_CERT_DIR names (No such file or directory)" in said[unread]
+    assert "isn't trusted (Hostname mismatch, certificate is not valid for 'localhost')" in said[misnamed]
     assert ended.code == 0, ended
     assert document_of(ended)["points"][0]["latency"]["requests"]["good"] == 40
 

@@ -85,6 +85,11 @@ def sentence_of(error: Exception, target: Target) -> str:
             return f"Nothing listens at {url} (connection refused): start the server there, or check host and port."
         if "not known" in said:
             return f"The host of {url} is unknown: check the name, or give an address. ({said})"
+        if "isn't trusted" in said:
+            return (
+                f"{url} can't be reached: {said[0].lower()}{said[1:]}; name the file of its authority in "
+                "SSL_CERT_FILE, and the host as the certificate does."
+            )
         if "TLS" in said:
             return f"{url} can't be reached over TLS ({said}): check http against https, and the port."
         return f"{url} can't be reached: {said}."
@@ -272,7 +277,8 @@ def _choose(model: str | None, entries: Sequence[Mapping[str, Any]], target: Tar
         if names and model not in names:
             raise TargetError(f"{target.base_url} has no model {model!r}; it serves {_list(names)}.")
         return model
-    if len(names) == 1:
+    roots = {entry.get("root") for entry in entries}
+    if len(names) == 1 or (len(roots) == 1 and roots.pop()):  # names of one model, as --served-model-name gives them
         return names[0]
     if not names:
         raise TargetError(f"{target.base_url} lists no model: name it with --model.")

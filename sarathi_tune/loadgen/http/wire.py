@@ -17,6 +17,7 @@ import ssl
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -248,6 +249,10 @@ class StampingTransport(httpx.AsyncBaseTransport):
         self._tls = tls
         self._idle: dict[tuple[str, str, int], list[_Connection]] = defaultdict(list)
         self._addresses: dict[tuple[str, int], list[_Address]] = {}
+        # the kernel notes arrivals as long as some socket asks for it, and begins a moment after the first one did
+        self._asks: ArrivalSocket | None = None
+        with suppress(OSError):
+            self._asks = ArrivalSocket(socket.AF_INET)
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request and wait for the head of its answer. Raises httpx's transport errors."""
@@ -267,6 +272,8 @@ class StampingTransport(httpx.AsyncBaseTransport):
             for connection in connections:
                 connection.close()
         self._idle.clear()
+        if self._asks is not None:
+            self._asks.close()
 
     async def _exchange(self, connection: _Connection, request: httpx.Request, body: bytes) -> httpx.Response:
         loop = asyncio.get_running_loop()
@@ -306,6 +313,9 @@ class StampingTransport(httpx.AsyncBaseTransport):
             raise httpx.ConnectTimeout(f"No connection within {self.timeouts.connect_s:g} s.") from None
         except socket.gaierror as error:
             raise httpx.ConnectError(f"The name {url.host} is not known ({error.strerror}).") from error
+        except ssl.SSLCertVerificationError as error:
+            said = error.verify_message.rstrip(".")
+            raise httpx.ConnectError(f"Its certificate isn't trusted ({said}).") from error
         except ssl.SSLError as error:
             raise httpx.ConnectError(f"No TLS connection: {error.reason or error}.") from error
         except OSError as error:
@@ -320,15 +330,15 @@ class StampingTransport(httpx.AsyncBaseTransport):
             self._addresses[key] = [(info[0], info[4]) for info in found]
         failure: OSError | None = None
         addresses = self._addresses[key]
-        is_tls = url.scheme == "https"
+        tls = self._context() if url.scheme == "https" else None
         for address in list(addresses):
             try:
                 arrivals = await _connected(loop, *address)
                 _, connection = await loop.create_connection(
                     partial(_Connection, self.timeouts, arrivals),
                     sock=arrivals,
-                    ssl=self._context() if is_tls else None,
-                    server_hostname=url.host if is_tls else None,
+                    ssl=tls,
+                    server_hostname=url.host if tls else None,
                 )
             except OSError as error:
                 failure = error
@@ -341,7 +351,11 @@ class StampingTransport(httpx.AsyncBaseTransport):
 
     def _context(self) -> ssl.SSLContext:
         if self._tls is None:
-            self._tls = httpx.create_ssl_context()
+            try:
+                self._tls = httpx.create_ssl_context()
+            except OSError as error:  # ssl.SSLError is one
+                said = f"no certificates can be read from what SSL_CERT_FILE or SSL_CERT_DIR names ({error.strerror})"
+                raise httpx.ConnectError(f"{said}.") from error
         return self._tls
 
     def put_back(self, connection: _Connection, url: httpx.URL) -> None:

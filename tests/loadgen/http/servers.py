@@ -5,11 +5,13 @@ import json
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from sarathi_tune.loadgen.http.arrival import ArrivalSocket
 from sarathi_tune.loadgen.http.openai import Dialect
 from sarathi_tune.loadgen.http.target import Target, parse_target
 from sarathi_tune.loadgen.inprocess import TimedRequest
@@ -179,3 +181,20 @@ def free_port() -> int:
     """A port on which nobody listens."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return int(listener.getsockname()[1])
+
+
+@contextmanager
+def noted_arrivals() -> Iterator[bool]:
+    """Whether the kernel tells when bytes arrived. It begins a moment after the first socket has asked for it, and goes
+    on as long as one does."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, ArrivalSocket(socket.AF_INET) as probe:
+        probe.setblocking(True)
+        probe.connect(listener.getsockname())
+        with listener.accept()[0] as other:
+            for _ in range(100):
+                other.sendall(b"token")
+                probe.recv_into(bytearray(8))
+                if probe.is_told:
+                    break
+                time.sleep(0.01)
+            yield probe.is_told

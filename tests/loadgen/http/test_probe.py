@@ -172,6 +172,25 @@ def test_models_that_are_not_there() -> None:
         facts_of(always(whole("200 OK", str(two).replace("'", '"').encode())))
 
 
+def test_the_names_of_one_model() -> None:
+    # vLLM's --served-model-name takes several; an adapter has a root of its own
+    def lists(*entries: dict[str, str]) -> Answer:
+        document = whole("200 OK", json.dumps({"data": entries}).encode())
+
+        async def answer(seen: Seen, line: Line) -> None:
+            if seen.path == "/v1/models":
+                await line.send(document)
+            else:
+                await healthy()(seen, line)
+
+        return answer
+
+    one = {"id": "small", "root": "/models/tiny"}
+    assert facts_of(lists(one, {"id": "alias", "root": "/models/tiny"})).dialect.model == "small"
+    with refused("serves small, adapter: name one with --model"):
+        facts_of(lists(one, {"id": "adapter", "root": "/models/adapter"}))
+
+
 def test_a_gateway_without_a_list_of_models() -> None:
     async def answer(seen: Seen, line: Line) -> None:
         if seen.path == "/v1/models":

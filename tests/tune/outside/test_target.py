@@ -4,7 +4,6 @@ import asyncio
 import gc
 import json
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,12 +11,11 @@ from typing import Any
 
 import pytest
 
-from sarathi_tune.loadgen.http.arrival import ArrivalSocket
 from sarathi_tune.measure.profile import load_profile
 from sarathi_tune.report.store import load_result, result_from_dict
 from sarathi_tune.tune.outside import _tell_defects
 from tests.cli.running import ROOT, Ended, run
-from tests.loadgen.http.servers import free_port
+from tests.loadgen.http.servers import free_port, noted_arrivals
 from tests.server.running import wait_for
 from tests.tune.outside.stepping import SteppingServer, stepping
 
@@ -73,15 +71,9 @@ def test_a_server_without_metrics_that_runs_fewer_than_asked(tmp_path: Path) -> 
 
 def test_streams_of_a_measurement_are_stamped_on_arrival(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sarathi_tune.loadgen.record.MAX_COALESCED_SHARE", 1.0)  # a busy machine's client reads late
-    with socket.create_server(("127.0.0.1", 0)) as listener, ArrivalSocket(socket.AF_INET) as probe:
-        probe.setblocking(True)
-        probe.connect(listener.getsockname())
-        with listener.accept()[0] as other:
-            other.sendall(b"token")
-            probe.recv_into(bytearray(8))
-    with stepping(SteppingServer(128)) as (url, _):
+    with noted_arrivals() as are_told, stepping(SteppingServer(128)) as (url, _):
         ended = tune(url, tmp_path, "--json", "-")
-    assert document_of(ended)["server"]["is_stamped_on_arrival"] is probe.is_told
+    assert document_of(ended)["server"]["is_stamped_on_arrival"] is are_told
 
 
 def test_a_server_whose_clock_disagrees_is_told(tmp_path: Path) -> None:
