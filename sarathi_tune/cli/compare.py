@@ -7,7 +7,7 @@ import typer
 
 from sarathi_tune.cli import options as flags
 from sarathi_tune.cli.edge import edge
-from sarathi_tune.cli.output import STDOUT, check_target, emit_document
+from sarathi_tune.cli.output import check_target, emit_comparison
 from sarathi_tune.cli.tune import command_line
 from sarathi_tune.config.compare import ALL_SCHEDULERS, DEFAULT_PLAYS, CompareConfig, SteadyConfig
 from sarathi_tune.errors import ExitCode, UsageError
@@ -180,10 +180,7 @@ def compare(
 
 
 def _run(config: CompareConfig, plot: Path | None, json_target: str | None, *, quiet: bool) -> ExitCode:
-    from sarathi_tune.cli.consoles import data_console
     from sarathi_tune.cli.ui import make_ui
-    from sarathi_tune.report.compared import print_comparison
-    from sarathi_tune.report.comparison import comparison_as_dict
     from sarathi_tune.report.gaps import check_picture, save_plot
     from sarathi_tune.tune.comparing import check_compare, run_compare
 
@@ -194,10 +191,7 @@ def _run(config: CompareConfig, plot: Path | None, json_target: str | None, *, q
     comparison = run_compare(config, make_ui(quiet=quiet))
     if plot is not None:
         save_plot(comparison, plot)
-    emit_document(comparison_as_dict(comparison), json_target)
-    if json_target != STDOUT:
-        print_comparison(comparison, data_console())
-    return ExitCode.MET
+    return emit_comparison(comparison, json_target)
 
 
 def _refuse_mixed(workload: str | None, steady_flags: dict[str, str | None]) -> None:

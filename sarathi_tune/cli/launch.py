@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import get_args
 
 from sarathi_tune.cli import options as flags
-from sarathi_tune.cli.output import STDOUT, check_target, emit_document
+from sarathi_tune.cli.output import check_target, emit_budgets
 from sarathi_tune.config.launch import EngineName, LaunchConfig
 from sarathi_tune.config.verify import VerifyConfig
-from sarathi_tune.errors import ExitCode, InterruptedRunError, UsageError
+from sarathi_tune.errors import ExitCode, UsageError
 from sarathi_tune.units import parse_duration_ms
 
 DEFAULT, RECOMMENDED = "default", "recommended"
@@ -60,24 +60,14 @@ def launch_config(typed: EngineFlags, verify: VerifyConfig, model: str | None) -
     )
 
 
-def run_launch(config: LaunchConfig, codes: dict[str, ExitCode], json_target: str | None, *, quiet: bool) -> ExitCode:
+def run_launch(config: LaunchConfig, json_target: str | None, *, quiet: bool) -> ExitCode:
     """Compare the budgets and show them."""
     check_target(json_target, config.out_dir)
-    from sarathi_tune.cli.consoles import data_console
     from sarathi_tune.cli.ui import make_ui
-    from sarathi_tune.report.by_budget import budgets_headline, print_budgets
     from sarathi_tune.tune.launching.budgets import compare_budgets
 
     comparison = compare_budgets(config, make_ui(quiet=quiet))
-    emit_document(comparison.as_dict(config.verify.as_dict()), json_target)
-    if json_target != STDOUT:
-        if quiet:
-            data_console().print(budgets_headline(comparison), soft_wrap=True)
-        else:
-            print_budgets(comparison, data_console())
-    if not comparison.is_complete:
-        raise InterruptedRunError("Interrupted; what had come until then is in the result.")
-    return codes[comparison.verdict]
+    return emit_budgets(comparison, comparison.as_dict(config.verify.as_dict()), json_target, quiet=quiet)
 
 
 def _budget(text: str, flag: str) -> int | str | None:

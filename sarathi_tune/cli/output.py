@@ -5,12 +5,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sarathi_tune.cli.consoles import data_console, write_data
-from sarathi_tune.errors import ExitCode, UsageError
+from sarathi_tune.errors import ExitCode, InterruptedRunError, UsageError
 
 if TYPE_CHECKING:
+    from sarathi_tune.goodput.by_budget import BudgetComparison
+    from sarathi_tune.goodput.verified import Verification
+    from sarathi_tune.report.comparison import Comparison
     from sarathi_tune.report.result import Result
 
 STDOUT = "-"
+
+_VERIFIED_CODES = {
+    "met": ExitCode.MET,
+    "missed": ExitCode.MISSED,
+    "inconclusive": ExitCode.INCONCLUSIVE,
+    "failed": ExitCode.TARGET_FAILED,
+}
 
 
 def check_target(json_target: str | None, out: Path | None = None) -> None:
@@ -43,6 +53,54 @@ def emit_result(result: "Result", json_target: str | None, *, quiet: bool) -> Ex
         show = print_serve_line if quiet else print_result
         show(result, data_console())
     return exit_code_of(result)
+
+
+def emit_verification(
+    verification: "Verification", document: dict[str, Any], json_target: str | None, *, quiet: bool
+) -> ExitCode:
+    """Write the document where it was asked for and show the verification. Raises InterruptedRunError for one that was
+    cut off."""
+    from sarathi_tune.report.verified import print_verification, verified_headline
+
+    emit_document(document, json_target)
+    if json_target != STDOUT:
+        if quiet:
+            data_console().print(verified_headline(verification), soft_wrap=True)
+        else:
+            print_verification(verification, data_console())
+    return _verified_code(verification)
+
+
+def emit_budgets(
+    comparison: "BudgetComparison", document: dict[str, Any], json_target: str | None, *, quiet: bool
+) -> ExitCode:
+    """As `emit_verification`, for budgets side by side."""
+    from sarathi_tune.report.by_budget import budgets_headline, print_budgets
+
+    emit_document(document, json_target)
+    if json_target != STDOUT:
+        if quiet:
+            data_console().print(budgets_headline(comparison), soft_wrap=True)
+        else:
+            print_budgets(comparison, data_console())
+    return _verified_code(comparison)
+
+
+def emit_comparison(comparison: "Comparison", json_target: str | None) -> ExitCode:
+    """As `emit_result`, for schedulers side by side, which no objective judges."""
+    from sarathi_tune.report.compared import print_comparison
+    from sarathi_tune.report.comparison import comparison_as_dict
+
+    emit_document(comparison_as_dict(comparison), json_target)
+    if json_target != STDOUT:
+        print_comparison(comparison, data_console())
+    return ExitCode.MET
+
+
+def _verified_code(found: "Verification | BudgetComparison") -> ExitCode:
+    if not found.is_complete:
+        raise InterruptedRunError("Interrupted; what had come until then is in the result.")
+    return _VERIFIED_CODES[found.verdict]
 
 
 def show_engines(result: "Result") -> None:

@@ -8,9 +8,9 @@ import typer
 from sarathi_tune.cli import options as flags
 from sarathi_tune.cli.edge import edge
 from sarathi_tune.cli.launch import EngineFlags, launch_config, run_launch
-from sarathi_tune.cli.output import STDOUT, check_target, emit_document
+from sarathi_tune.cli.output import STDOUT, check_target, emit_verification
 from sarathi_tune.config.verify import CriterionName, EndpointName, VerifyConfig
-from sarathi_tune.errors import ExitCode, InterruptedRunError, UsageError
+from sarathi_tune.errors import ExitCode, UsageError
 from sarathi_tune.units import parse_duration_ms
 from sarathi_tune.workload.traces.reading import FORMATS
 
@@ -19,12 +19,6 @@ if TYPE_CHECKING:
 
 _USAGE = "say what to promise, for example sarathi-tune verify --target http://127.0.0.1:8000 --slo-itl 50ms"
 _ENGINE: dict[str, Any] = {"rich_help_panel": "A server that is started here"}
-_CODES = {
-    "met": ExitCode.MET,
-    "missed": ExitCode.MISSED,
-    "inconclusive": ExitCode.INCONCLUSIVE,
-    "failed": ExitCode.TARGET_FAILED,
-}
 
 
 @edge
@@ -172,7 +166,7 @@ def verify(
         ),
     )
     if engine is not None:
-        return run_launch(launch_config(typed, config, model), _CODES, json_target, quiet=quiet)
+        return run_launch(launch_config(typed, config, model), json_target, quiet=quiet)
     check_target(json_target)
     check_target(save_vllm)
     if save_vllm == STDOUT:
@@ -181,10 +175,9 @@ def verify(
     from sarathi_tune.tune.target_run import run_verification
 
     verification = run_verification(config, make_ui(quiet=quiet))
-    _emit(verification, config, json_target, save_vllm, quiet=quiet)
-    if not verification.is_complete:
-        raise InterruptedRunError("Interrupted; what had come until then is in the result.")
-    return _CODES[verification.verdict]
+    if save_vllm is not None:
+        _save_as_vllm(verification, config, save_vllm)
+    return emit_verification(verification, verification.as_dict(), json_target, quiet=quiet)
 
 
 def _check_subject(target: str | None, typed: EngineFlags, save_vllm: str | None) -> None:
@@ -202,34 +195,22 @@ def _check_subject(target: str | None, typed: EngineFlags, save_vllm: str | None
         raise UsageError("--save-vllm is for a single run: use it with --target.")
 
 
-def _emit(
-    verification: "Verification", config: VerifyConfig, json_target: str | None, save_vllm: str | None, *, quiet: bool
-) -> None:
-    from sarathi_tune.cli.consoles import data_console
-    from sarathi_tune.report.verified import print_verification, verified_headline
-
-    emit_document(verification.as_dict(), json_target)
+def _save_as_vllm(verification: "Verification", config: VerifyConfig, path: str) -> None:
     point = verification.point
-    if save_vllm is not None and point is not None:
-        from sarathi_tune.loadgen.vllm_format import vllm_result
-        from sarathi_tune.measure.documents import write_json
-
-        document: dict[str, Any] = vllm_result(
-            point.result,
-            model=str(verification.server.get("model", "")),
-            endpoint=str(verification.server.get("endpoint", "")),
-            rate_per_s=point.rate_per_s,
-            slo=config.slo,
-            max_concurrency=config.concurrency,
-        )
-        write_json(Path(save_vllm), document, "result")
-    if json_target == STDOUT:
+    if point is None:
         return
-    console = data_console()
-    if quiet:
-        console.print(verified_headline(verification), soft_wrap=True)
-    else:
-        print_verification(verification, console)
+    from sarathi_tune.loadgen.vllm_format import vllm_result
+    from sarathi_tune.measure.documents import write_json
+
+    document: dict[str, Any] = vllm_result(
+        point.result,
+        model=str(verification.server.get("model", "")),
+        endpoint=str(verification.server.get("endpoint", "")),
+        rate_per_s=point.rate_per_s,
+        slo=config.slo,
+        max_concurrency=config.concurrency,
+    )
+    write_json(Path(path), document, "result")
 
 
 def _seconds(text: str | None, flag: str) -> float | None:

@@ -1,12 +1,12 @@
-"""Results on disk: written whole or not at all, read with an error that names the field."""
+"""Results on their way to disk: written whole or not at all."""
 
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from sarathi_tune.errors import DocumentError, UsageError
-from sarathi_tune.measure.documents import read_json, write_json
-from sarathi_tune.report.codec import from_json, to_json
+from sarathi_tune.errors import UsageError
+from sarathi_tune.measure.documents import write_json
+from sarathi_tune.report.codec import to_json
 from sarathi_tune.report.result import SCHEMA, SCHEMA_VERSION, Result
 
 
@@ -15,33 +15,9 @@ def result_as_dict(result: Result) -> dict[str, Any]:
     return {"schema": SCHEMA, "version": SCHEMA_VERSION, **to_json(result)}
 
 
-def result_from_dict(document: object) -> Result:
-    """A result from its parsed document. Raises DocumentError for anything else, a newer version included."""
-    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
-        raise DocumentError(f'this is no result, which has "schema": "{SCHEMA}".')
-    version = document.get("version")
-    if isinstance(version, bool) or not isinstance(version, int) or version < 1:
-        raise DocumentError(f"version must be a whole number from 1, not {version!r}.")
-    if version > SCHEMA_VERSION:
-        raise DocumentError(
-            f"the result has version {version} and this sarathi-tune reads up to version {SCHEMA_VERSION}: "
-            "upgrade sarathi-tune."
-        )
-    return from_json(Result, document, "result")
-
-
 def save_result(result: Result, path: Path) -> None:
     """Write the document. Raises UsageError when the place can't be written."""
     write_json(path, result_as_dict(result), "result")
-
-
-def load_result(path: Path) -> Result:
-    """Read a document. Raises DocumentError with the path in its text."""
-    document = read_json(path, "result")
-    try:
-        return result_from_dict(document)
-    except DocumentError as error:
-        raise DocumentError(f"{path}: {error}") from error
 
 
 def check_writable(directory: Path) -> None:

@@ -105,7 +105,8 @@ def _print_basis(verification: Verification, console: Console) -> None:
     server, workload, facts = verification.server, verification.workload, []
     facts.append(("target", verification.target))
     if "model" in server:
-        given = [str(server["model"]), str(server["endpoint"])]
+        given = [str(server["model"])]
+        given += [str(server["endpoint"])] if "endpoint" in server else []
         given += [] if server.get("token_prompts") else ["prompts as words"]
         facts.append(("model", ", ".join(given)))
     if "name" in workload:

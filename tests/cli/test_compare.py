@@ -23,6 +23,14 @@ def test_without_torch_under_the_virtual_clock() -> None:
     assert ended.err == ""
 
 
+def test_report_shows_it_again(tmp_path: Path) -> None:
+    path = tmp_path / "comparison.json"
+    ended = run("compare", "--virtual", H100, "--json", path, "--quiet", "--schedulers", "sarathi,orca")
+    again = run("report", path)
+    assert (again.code, again.out) == (0, ended.out)
+    assert "--engines is for a budget that was derived" in run("report", path, "--engines").err
+
+
 def test_loads_no_torch() -> None:
     code = (
         "import sys\nfrom sarathi_tune.cli.app import app\n"

@@ -211,6 +211,10 @@ BROKEN: list[tuple[Answer, str]] = [
 ]
 
 
+async def _dead(_seen: Seen, line: Line) -> None:
+    line.reset()
+
+
 @pytest.mark.parametrize(("answer", "words"), BROKEN)
 def test_a_server_that_cannot_be_used(answer: Answer, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SARATHI_TUNE_API_KEY", "sk-secret")
@@ -230,6 +234,25 @@ def test_nobody_listens_and_an_unknown_name() -> None:
     assert (ended.code, "unknown" in ended.err) == (6, True)
 
 
+@pytest.mark.parametrize(
+    ("answer", "output", "code"),
+    [
+        (healthy(), 12, 0),
+        (healthy(gap_of=lambda number: 0.005 if number < 4 else 4.1), 2, 1),
+        (first_then(15, _dead), 12, 6),
+    ],
+)
+def test_report_shows_a_verification_again(answer: Answer, output: int, code: int, tmp_path: Path) -> None:
+    path = tmp_path / "found.json"
+    with openai_server(answer) as (url, _):
+        ended = verify(url, "--workload", f"fixed:32:{output}", "--rate", "40", "--seconds", "1s", "--json", path)
+    again = run("report", path)
+    assert (again.code, again.out) == (ended.code, ended.out)
+    assert ended.code == code, ended
+    assert json.loads(run("report", path, "--json", "-").out) == json.loads(path.read_text())
+    assert run("report", path, "--quiet").out == ended.out.splitlines()[0] + "\n"
+
+
 def test_a_model_that_is_not_there() -> None:
     with openai_server() as (url, _):
         ended = verify(url, "--model", "other", "-q")
@@ -237,10 +260,7 @@ def test_a_model_that_is_not_there() -> None:
 
 
 def test_a_server_that_dies_in_the_run() -> None:
-    async def dead(_seen: Seen, line: Line) -> None:
-        line.reset()
-
-    with openai_server(first_then(15, dead)) as (url, _):
+    with openai_server(first_then(15, _dead)) as (url, _):
         ended = verify(url, "--rate", "40", "--seconds", "1s", "--json", "-")
     assert ended.code == 6, ended
     found = document_of(ended)

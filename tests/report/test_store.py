@@ -9,7 +9,8 @@ import pytest
 
 from sarathi_tune.errors import DocumentError, UsageError
 from sarathi_tune.report.result import Latency, Result
-from sarathi_tune.report.store import check_writable, load_result, result_as_dict, result_from_dict, save_result
+from sarathi_tune.report.store import check_writable, result_as_dict, save_result
+from sarathi_tune.report.stored import load_stored, stored_from_dict
 from tests.report import examples
 
 EVERY = [
@@ -25,7 +26,7 @@ EVERY = [
 def test_a_result_comes_back_as_it_was_written(example, tmp_path: Path) -> None:
     path = tmp_path / "runs" / "result.json"
     save_result(example(), path)
-    assert load_result(path) == example()
+    assert load_stored(path)[0] == example()
 
 
 def test_the_document_says_what_it_is_and_keeps_units_in_its_names() -> None:
@@ -49,7 +50,7 @@ def test_nan_and_infinity_become_null() -> None:
 def test_unknown_fields_of_a_later_writer_are_ignored() -> None:
     document = result_as_dict(examples.recommended())
     document["advice"]["added_later"] = 1
-    assert result_from_dict(document) == examples.recommended()
+    assert stored_from_dict(document) == examples.recommended()
 
 
 def broken(**changes: object) -> dict[str, object]:
@@ -77,7 +78,7 @@ def broken(**changes: object) -> dict[str, object]:
 )
 def test_what_is_no_result_is_refused_with_the_field(document: object, words: str) -> None:
     with pytest.raises(DocumentError) as caught:
-        result_from_dict(document)
+        stored_from_dict(document)
     assert words in str(caught.value)
 
 
@@ -85,7 +86,7 @@ def test_an_interval_has_two_ends() -> None:
     document = result_as_dict(examples.recommended())
     document["advice"]["interval_tokens"] = [1, 2, 3]
     with pytest.raises(DocumentError, match="interval_tokens must have 2 items, not 3"):
-        result_from_dict(document)
+        stored_from_dict(document)
 
 
 def test_errors_of_a_file_name_the_file(tmp_path: Path) -> None:
@@ -93,7 +94,7 @@ def test_errors_of_a_file_name_the_file(tmp_path: Path) -> None:
     for content in ("", "{", "[]", '{"schema": "sarathi-tune/result"}'):
         path.write_text(content)
         with pytest.raises(DocumentError, match=r"result\.json"):
-            load_result(path)
+            load_stored(path)
 
 
 def test_a_place_that_cannot_be_written_is_known_before_the_run(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from sarathi_tune.measure.profile import load_profile
 from sarathi_tune.report.result import Result
-from sarathi_tune.report.store import load_result
+from sarathi_tune.report.stored import load_stored
 from tests.cli.running import ROOT
 from tests.tune.tiny import tiny_model
 
@@ -163,7 +163,9 @@ def is_one_sentence(started: Started) -> None:
 
 def finished(folder: Path) -> Result:
     load_profile(folder / "profile.json")
-    return load_result(folder / "result.json")
+    stored, _ = load_stored(folder / "result.json")
+    assert isinstance(stored, Result)
+    return stored
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "term"])

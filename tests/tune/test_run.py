@@ -21,7 +21,7 @@ from sarathi_tune.measure.profile import load_profile
 from sarathi_tune.measure.shapes import Shape
 from sarathi_tune.report.progress import SilentUi
 from sarathi_tune.report.result import Result
-from sarathi_tune.report.store import load_result
+from sarathi_tune.report.stored import load_stored
 from tests.tune.tiny import CONTEXT, tiny_model
 
 SCHEMA = json.loads((Path(profile_module.__file__).parent / "profile.schema.json").read_text())
@@ -78,7 +78,7 @@ def written(result: Result, out: Path) -> Path:
     assert profile.max_model_len == CONTEXT
     assert (profile.model["name"], profile.model["dtype"]) == ("tiny", "float32")
     assert result.profile == "profile.json"
-    assert load_result(folder / "result.json") == result
+    assert load_stored(folder / "result.json")[0] == result
     lines = (folder / "journal.jsonl").read_text().splitlines()
     assert json.loads(lines[-1]) == {"complete": True}
     return folder

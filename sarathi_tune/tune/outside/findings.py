@@ -149,7 +149,8 @@ def _budget_question(
 
 
 def _notices(observation: Observation, timelines: Sequence[Timeline], running: RunningBudget | None) -> list[Notice]:
-    seen_ms = _seen_gap_ms(observation)
+    # of events that bundle tokens the doubt speaks, and their gaps are others than the server's
+    seen_ms = None if _bundles(observation) else _seen_gap_ms(observation)
     found = list(evidence(observation.before, observation.after, observation.sent, running, seen_ms))
     if running is not None and running.is_bound:
         largest = max(item.num_tokens for line in timelines for item in line.injections)
@@ -167,7 +168,7 @@ def _doubt(observation: Observation, timelines: Sequence[Timeline], running: Run
     per_event = observation.tokens_per_event
     share = others_share(observation.before, observation.after, observation.sent)
     step_ms = _step_ms(timelines)
-    if observation.after.speculates or (per_event is not None and per_event > _MOST_PER_EVENT):
+    if observation.after.speculates or _bundles(observation):
         how = "drafts tokens ahead (speculative decoding)" if observation.after.speculates else "sends several at once"
         return (
             f"The server {how}, {per_event or 1.0:.1f} tokens per event: a gap between events is no single decode "
@@ -281,6 +282,11 @@ def _decode_steps(timelines: Sequence[Timeline]) -> tuple[DecodeStep, ...]:
         context = rounded_context(median([step.context for step in steps]))
         found.append(DecodeStep(decodes, context, median([step.duration_ms for step in steps]), len(steps)))
     return tuple(found)
+
+
+def _bundles(observation: Observation) -> bool:
+    """Whether events hold more than a token."""
+    return (observation.tokens_per_event or 1.0) > _MOST_PER_EVENT
 
 
 def _lag_ms(observation: Observation) -> float:

@@ -40,7 +40,11 @@ def arguments(folder: Path, budgets: str, *extra: str, slo: str = "600ms") -> li
 
 
 def compare(folder: Path, budgets: str, *extra: str) -> Ended:
-    return run(*arguments(folder, budgets, *extra))
+    """The budgets side by side, which `report` shows again from what was stored."""
+    ended = run(*arguments(folder, budgets, *extra))
+    again = run("report", folder / "found.json")
+    assert (again.code, again.out) == (ended.code, ended.out)
+    return ended
 
 
 def found(folder: Path) -> dict[str, Any]:

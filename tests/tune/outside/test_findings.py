@@ -165,6 +165,15 @@ def test_several_tokens_per_event_make_it_inconclusive() -> None:
     assert "speculative decoding" in doubted(replace(observation(), after=drafts))
 
 
+def test_gaps_between_bundles_are_not_held_against_the_servers_own() -> None:
+    # four tokens per event: the server's clock says a quarter of the gaps that are seen
+    counted = {"vllm:inter_token_latency_seconds_sum": 1.0, "vllm:inter_token_latency_seconds_count": 1000.0}
+    far = replace(observation(), after=Exposition(counted))
+    assert "gaps-differ" in {notice["code"] for notice in conclude(config(), far)[1].notices}
+    bundled = replace(far, tokens_per_event=4.0)
+    assert "gaps-differ" not in {notice["code"] for notice in conclude(config(), bundled)[1].notices}
+
+
 def test_streams_that_ended_early_make_it_inconclusive() -> None:
     seen = observation().seen
     bare = Seen(seen.alone, tuple(replace(scene, injections=()) for scene in seen.scenes))

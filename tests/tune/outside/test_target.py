@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from sarathi_tune.measure.profile import load_profile
-from sarathi_tune.report.store import load_result, result_from_dict
+from sarathi_tune.report.stored import load_stored, stored_from_dict
 from sarathi_tune.tune.outside import _tell_defects
 from tests.cli.running import ROOT, Ended, run
 from tests.loadgen.http.servers import free_port, noted_arrivals
@@ -55,7 +55,7 @@ def test_a_known_schedule_is_inferred(budget: int, tmp_path: Path) -> None:
     profile = load_profile(Path(found["folder"]) / found["profile"])
     assert {sample.shape.kind for sample in profile.samples} == {"decode", "prefill", "hybrid"}
     assert {8, 7} & {sample.shape.decodes for sample in profile.samples}
-    assert load_result(Path(found["folder"]) / "result.json") == result_from_dict(found)
+    assert load_stored(Path(found["folder"]) / "result.json")[0] == stored_from_dict(found)
 
 
 def test_a_server_without_metrics_that_runs_fewer_than_asked(tmp_path: Path) -> None:
