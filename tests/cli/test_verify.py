@@ -105,8 +105,8 @@ def test_a_closed_loop() -> None:
 
 def test_a_closed_loop_whose_answers_outlast_the_run_counts_those_that_filled_it() -> None:
     with openai_server(healthy(gap_s=0.02)) as (url, _):
-        ended = verify(url, "--workload", "fixed:32:100", "--concurrency", "4", "--seconds", "0.5s", "--json", "-")
-    # 99 gaps of 20 ms each take two seconds, and filling 1.5 at most
+        ended = verify(url, "--workload", "fixed:32:150", "--concurrency", "4", "--seconds", "0.5s", "--json", "-")
+    # 149 gaps of 20 ms each take three seconds, and filling 1.5 at most
     assert ended.code == 0, ended
     document = document_of(ended)
     requests = document["points"][0]["latency"]["requests"]
