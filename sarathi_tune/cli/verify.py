@@ -175,9 +175,11 @@ def verify(
     from sarathi_tune.tune.target_run import run_verification
 
     verification = run_verification(config, make_ui(quiet=quiet))
-    if save_vllm is not None:
-        _save_as_vllm(verification, config, save_vllm)
-    return emit_verification(verification, verification.as_dict(), json_target, quiet=quiet)
+    try:
+        return emit_verification(verification, verification.as_dict(), json_target, quiet=quiet)
+    finally:
+        if save_vllm is not None:
+            _save_as_vllm(verification, config, save_vllm)
 
 
 def _check_subject(target: str | None, typed: EngineFlags, save_vllm: str | None) -> None:

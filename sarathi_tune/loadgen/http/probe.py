@@ -277,8 +277,9 @@ def _choose(model: str | None, entries: Sequence[Mapping[str, Any]], target: Tar
         if names and model not in names:
             raise TargetError(f"{target.base_url} has no model {model!r}; it serves {_list(names)}.")
         return model
-    roots = {entry.get("root") for entry in entries}
-    if len(names) == 1 or (len(roots) == 1 and roots.pop()):  # names of one model, as --served-model-name gives them
+    root = entries[0].get("root") if entries else None
+    # names of one model, as vLLM's --served-model-name gives them
+    if len(names) == 1 or (root and all(entry.get("root") == root for entry in entries)):
         return names[0]
     if not names:
         raise TargetError(f"{target.base_url} lists no model: name it with --model.")

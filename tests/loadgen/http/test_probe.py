@@ -174,7 +174,7 @@ def test_models_that_are_not_there() -> None:
 
 def test_the_names_of_one_model() -> None:
     # vLLM's --served-model-name takes several; an adapter has a root of its own
-    def lists(*entries: dict[str, str]) -> Answer:
+    def lists(*entries: dict[str, object]) -> Answer:
         document = whole("200 OK", json.dumps({"data": entries}).encode())
 
         async def answer(seen: Seen, line: Line) -> None:
@@ -185,8 +185,10 @@ def test_the_names_of_one_model() -> None:
 
         return answer
 
-    one = {"id": "small", "root": "/models/tiny"}
+    one: dict[str, object] = {"id": "small", "root": "/models/tiny"}
     assert facts_of(lists(one, {"id": "alias", "root": "/models/tiny"})).dialect.model == "small"
+    with refused("serves small, odd: name one with --model"):
+        facts_of(lists(one, {"id": "odd", "root": ["/models/tiny"]}))
     with refused("serves small, adapter: name one with --model"):
         facts_of(lists(one, {"id": "adapter", "root": "/models/adapter"}))
 
