@@ -2,18 +2,24 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sarathi_tune.cli.consoles import data_console, write_data
 from sarathi_tune.errors import ExitCode, InterruptedRunError, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rich.console import Console
+
     from sarathi_tune.goodput.by_budget import BudgetComparison
     from sarathi_tune.goodput.verified import Verification
     from sarathi_tune.report.comparison import Comparison
     from sarathi_tune.report.result import Result
 
 STDOUT = "-"
+
+_Verified = TypeVar("_Verified", "Verification", "BudgetComparison")
 
 _VERIFIED_CODES = {
     "met": ExitCode.MET,
@@ -62,13 +68,7 @@ def emit_verification(
     cut off."""
     from sarathi_tune.report.verified import print_verification, verified_headline
 
-    emit_document(document, json_target)
-    if json_target != STDOUT:
-        if quiet:
-            data_console().print(verified_headline(verification), soft_wrap=True)
-        else:
-            print_verification(verification, data_console())
-    return _verified_code(verification)
+    return _emit_verified(verification, document, json_target, None if quiet else print_verification, verified_headline)
 
 
 def emit_budgets(
@@ -77,13 +77,25 @@ def emit_budgets(
     """As `emit_verification`, for budgets side by side."""
     from sarathi_tune.report.by_budget import budgets_headline, print_budgets
 
+    return _emit_verified(comparison, document, json_target, None if quiet else print_budgets, budgets_headline)
+
+
+def _emit_verified(
+    found: _Verified,
+    document: dict[str, Any],
+    json_target: str | None,
+    show: "Callable[[_Verified, Console], None] | None",
+    headline: "Callable[[_Verified], str]",
+) -> ExitCode:
     emit_document(document, json_target)
     if json_target != STDOUT:
-        if quiet:
-            data_console().print(budgets_headline(comparison), soft_wrap=True)
+        if show is None:
+            data_console().print(headline(found), soft_wrap=True)
         else:
-            print_budgets(comparison, data_console())
-    return _verified_code(comparison)
+            show(found, data_console())
+    if not found.is_complete:
+        raise InterruptedRunError("Interrupted; what had come until then is in the result.")
+    return _VERIFIED_CODES[found.verdict]
 
 
 def emit_comparison(comparison: "Comparison", json_target: str | None) -> ExitCode:
@@ -95,12 +107,6 @@ def emit_comparison(comparison: "Comparison", json_target: str | None) -> ExitCo
     if json_target != STDOUT:
         print_comparison(comparison, data_console())
     return ExitCode.MET
-
-
-def _verified_code(found: "Verification | BudgetComparison") -> ExitCode:
-    if not found.is_complete:
-        raise InterruptedRunError("Interrupted; what had come until then is in the result.")
-    return _VERIFIED_CODES[found.verdict]
 
 
 def show_engines(result: "Result") -> None:

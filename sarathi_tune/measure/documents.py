@@ -38,6 +38,17 @@ def read_json(path: Path, what: str) -> Any:
         raise DocumentError(f"The {what} {path} is not JSON that can be read: {error}.") from error
 
 
+def check_version(version: object, newest: int, what: str) -> None:
+    """Raises DocumentError for a version that isn't one, or that is above `newest`, the last that is read here."""
+    if isinstance(version, bool) or not isinstance(version, int) or version < 1:
+        raise DocumentError(f"version must be a whole number from 1, not {version!r}.")
+    if version > newest:
+        raise DocumentError(
+            f"the {what} has version {version} and this sarathi-tune reads up to version {newest}: "
+            "upgrade sarathi-tune."
+        )
+
+
 def write_json(path: Path, document: Mapping[str, Any], what: str) -> None:
     """Write the document atomically, one line per field and per row of a table. NaN and infinities become null: they
     aren't JSON.

@@ -13,7 +13,7 @@ from typing import Any
 
 from sarathi_tune.config.source import ModelSource
 from sarathi_tune.errors import DocumentError
-from sarathi_tune.measure.documents import read_json, write_json
+from sarathi_tune.measure.documents import check_version, read_json, write_json
 from sarathi_tune.measure.shapes import Shape, make_shape
 
 SCHEMA = "sarathi-tune/profile"
@@ -118,7 +118,7 @@ def profile_from_dict(document: object) -> Profile:
         raise DocumentError(
             f'a profile is a JSON object with "schema", "version" and "samples", not {_kind(document)}.'
         )
-    _check_version(document)
+    _check_schema(document)
     rows = _typed(document, "samples", list, required=True)
     samples = _merged([_sample(row, f"samples[{index}]") for index, row in enumerate(rows)])
     if not any(sample.times_ms for sample in samples):
@@ -152,7 +152,7 @@ def _row(sample: Sample) -> dict[str, Any]:
     return row
 
 
-def _check_version(document: Mapping[str, Any]) -> None:
+def _check_schema(document: Mapping[str, Any]) -> None:
     if "schema" not in document:
         raise DocumentError(f'the field schema is missing: write "schema": "{SCHEMA}".')
     if document["schema"] != SCHEMA:
@@ -161,14 +161,7 @@ def _check_version(document: Mapping[str, Any]) -> None:
         )
     if "version" not in document:
         raise DocumentError(f'the field version is missing: write "version": {SCHEMA_VERSION}.')
-    version = document["version"]
-    if isinstance(version, bool) or not isinstance(version, int) or version < 1:
-        raise DocumentError(f"version must be a whole number from 1, not {version!r}.")
-    if version > SCHEMA_VERSION:
-        raise DocumentError(
-            f"the profile has version {version} and this sarathi-tune reads up to version {SCHEMA_VERSION}: "
-            "upgrade sarathi-tune."
-        )
+    check_version(document["version"], SCHEMA_VERSION, "profile")
 
 
 def _sample(row: object, where: str) -> Sample:

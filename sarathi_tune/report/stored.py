@@ -13,7 +13,7 @@ from sarathi_tune.goodput.validity import Facts, Validity
 from sarathi_tune.goodput.verified import FoundCapacity, Point, Verification, VerifiedVerdict
 from sarathi_tune.loadgen.latency import EventViews, LatencyReport
 from sarathi_tune.loadgen.record import ClientFacts, LoadResult
-from sarathi_tune.measure.documents import read_json
+from sarathi_tune.measure.documents import check_version, read_json
 from sarathi_tune.notices import Notice
 from sarathi_tune.report import comparison, result
 from sarathi_tune.report.codec import from_json
@@ -46,7 +46,7 @@ def stored_from_dict(document: object) -> Stored:
     if not isinstance(document, dict) or not isinstance(schema, str) or schema not in _NEWEST:
         said = f', and this has "schema": "{schema}"' if isinstance(schema, str) else ""
         raise DocumentError(f"this is no result: one has a schema of {', '.join(sorted(_NEWEST))}{said}.")
-    _check_version(document.get("version"), _NEWEST[schema])
+    check_version(document.get("version"), _NEWEST[schema], "result")
     if schema == result.SCHEMA:
         return from_json(Result, document, "result")
     if schema == comparison.SCHEMA:
@@ -54,16 +54,6 @@ def stored_from_dict(document: object) -> Stored:
     if schema == by_budget.SCHEMA:
         return _budgets(document, "budgets")
     return _verification(document, "verification")
-
-
-def _check_version(version: object, newest: int) -> None:
-    if isinstance(version, bool) or not isinstance(version, int) or version < 1:
-        raise DocumentError(f"version must be a whole number from 1, not {version!r}.")
-    if version > newest:
-        raise DocumentError(
-            f"the result has version {version} and this sarathi-tune reads up to version {newest}: "
-            "upgrade sarathi-tune."
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +153,7 @@ def _verification(document: object, where: str) -> Verification:
 def _point(document: object, slo: Slo, where: str) -> Point:
     read = from_json(_Point, document, where)
     latency = _renamed(read.latency, requests="counts", preemptions="num_preemptions")
-    latency["slo"] = {"itl_ms": slo.itl_ms, "ttft_ms": slo.ttft_ms, "percentile": slo.percentile}
+    latency["slo"] = asdict(slo)
     validity = from_json(_Validity, read.validity, f"{where}.validity")
     own = {field.name for field in fields(Facts)}
     shown = from_json(_MoreFacts, validity.facts, f"{where}.validity.facts")
