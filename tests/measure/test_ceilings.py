@@ -1,6 +1,4 @@
-"""Measured ceilings of this machine: short, and of the right order."""
-
-import time
+"""Measured ceilings of this machine: of the right order."""
 
 import pytest
 import torch
@@ -13,11 +11,8 @@ def two_threads() -> None:
     torch.set_num_threads(min(2, torch.get_num_threads()))
 
 
-def test_short_and_plausible() -> None:
-    start_s = time.perf_counter()
+def test_plausible() -> None:
     ceilings = measure_ceilings("cpu", "float32", seconds=0.3)
-    # The limit is loose, since the machine may be busy: a read is some tens of milliseconds, a GEMM too.
-    assert time.perf_counter() - start_s < 5.0
     # From a loaded single core of an old laptop to a large server: 0.5 GB/s to 2 TB/s, 1 GFLOP/s to 100 TFLOP/s.
     assert 0.5 < ceilings.read_gb_per_s < 2000
     assert 1e-3 < ceilings.gemm_tflop_per_s < 100

@@ -31,7 +31,7 @@ SOURCE = ModelSource(ModelConfig("tiny", "llama", 64, 32, 48, 2, 4, 2, 16, 128))
 OPTIONS = RunnerOptions(8, device="cpu", dtype="float32")
 PLAN = StepPlan((chunk(request_of([3, 4, 5], [0], request_id=1), 0, 3),))
 FAULTY = Path(__file__).with_name("faulty_follower.py")
-LONGEST_S = 10.0
+LONGEST_S = 30.0
 
 _started: list[Ranks] = []
 _others: set[int] = set()
@@ -67,7 +67,7 @@ def _start(fault: str | None = None, layout: Layout = Layout(2, 1)) -> Ranks:  #
 
 @contextmanager
 def _ends_all(error: type[SarathiTuneError], sentence: str, exit_code: ExitCode) -> Iterator[None]:
-    """Within ten seconds there is this error and no other process."""
+    """Soon there is this error and no other process."""
     started_s = time.monotonic()
     with pytest.raises(error, match=sentence) as raised:
         yield

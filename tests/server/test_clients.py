@@ -5,7 +5,6 @@ import json
 import random
 import signal
 import threading
-import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
@@ -180,11 +179,9 @@ def test_what_runs_too_long_is_stopped_and_told(stream: bool) -> None:
     with serving_script(ScriptedExecutor(step_s=0.01), stop_timeout_s=0.1) as server, ThreadPoolExecutor(4) as pool:
         held = pool.submit(ask, server, max_tokens=900, stream=stream)
         wait_for(lambda: server.engine.num_running == 1)
-        started_s = time.monotonic()
         server.send_signal(signal.SIGINT)
         assert_told(held, stream, status=503, code="stopping")
         assert server.join() is ExitCode.INTERRUPTED
-        assert time.monotonic() - started_s < 5
     assert "1 requests were stopped." in server.lines
 
 

@@ -198,9 +198,7 @@ def test_a_dead_stream_ends_with_its_timeout() -> None:
             await asyncio.sleep(30)
         await tokens(line, [0.01, 0.02, 0.03])
 
-    started_s = time.perf_counter()
     dead, healthy = load(answer, [0.0, 0.05], HttpSettings(timeouts=QUICK)).records
-    assert time.perf_counter() - started_s < 20
     assert (dead.failure, len(dead.token_s)) == ("timeout", 1)
     assert "stood still" in dead.detail
     assert failure_of(healthy) is None
