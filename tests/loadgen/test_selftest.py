@@ -1,12 +1,14 @@
 """The self-test: its server keeps its schedule, and what it says of the client is what the client did."""
 
 import json
+import os
+import sys
 
 import pytest
 
 from sarathi_tune.loadgen.latency import distribution
 from sarathi_tune.loadgen.record import ClientFacts, LoadResult, RequestRecord
-from sarathi_tune.loadgen.selftest import Level, Served, compare, run_selftest, trusted_streams
+from sarathi_tune.loadgen.selftest import Level, Served, compare, one_core_less, run_selftest, trusted_streams
 from tests.cli.running import run
 
 
@@ -29,6 +31,26 @@ def test_what_the_client_adds() -> None:
     assert (level.events_per_s, level.events_per_cpu_s) == (2.0, 8.0)
     assert level.failed == 0
     assert not level.is_trusted
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems don't let a process choose")
+def test_the_server_has_a_core_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    cores = os.sched_getaffinity(0)
+    with pytest.raises(ZeroDivisionError), one_core_less() as core:
+        if core is None:
+            assert len(cores) == 1
+        else:
+            assert os.sched_getaffinity(0) == cores - {core}
+        raise ZeroDivisionError
+    assert os.sched_getaffinity(0) == cores
+
+    def refuses(*_arguments: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _process: {3, 4})
+    monkeypatch.setattr(os, "sched_setaffinity", refuses)
+    with one_core_less() as core:
+        assert core is None
 
 
 def test_a_stream_that_is_not_whole_is_a_failure() -> None:

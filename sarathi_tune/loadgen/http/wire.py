@@ -15,7 +15,7 @@ import re
 import socket
 import ssl
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -97,6 +97,8 @@ class _Connection(asyncio.BufferedProtocol):
         self.loop = asyncio.get_running_loop()
         self.exchange: _Exchange | None = None
         self.is_reusable = True
+        #: Whether it has carried a request before.
+        self.was_used = False
         self.idle_since_s = time.perf_counter()
         self._socket: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -114,6 +116,7 @@ class _Connection(asyncio.BufferedProtocol):
         assert self.exchange is None, "a connection carries one request at a time"
         assert self._socket is not None, "the connection is made"
         self.exchange = exchange
+        self.was_used = True
         exchange.wire.sent_s = time.perf_counter()
         self._socket.write(request)
         self._watch()
@@ -248,6 +251,7 @@ class StampingTransport(httpx.AsyncBaseTransport):
         self.timeouts = timeouts
         self._tls = tls
         self._idle: dict[tuple[str, str, int], list[_Connection]] = defaultdict(list)
+        self._ahead: dict[tuple[str, str, int], deque[asyncio.Task[_Connection]]] = defaultdict(deque)
         self._addresses: dict[tuple[str, int], list[_Address]] = {}
         # the kernel notes arrivals as long as some socket asks for it, and begins a moment after the first one did
         self._asks: ArrivalSocket | None = None
@@ -258,7 +262,8 @@ class StampingTransport(httpx.AsyncBaseTransport):
         """Send a request and wait for the head of its answer. Raises httpx's transport errors."""
         body = await request.aread()
         while True:
-            connection, was_used = await self._connection(request.url)
+            connection = await self._connection(request.url)
+            was_used = connection.was_used
             try:
                 return await self._exchange(connection, request, body)
             except (httpx.RemoteProtocolError, httpx.ReadError):
@@ -266,11 +271,25 @@ class StampingTransport(httpx.AsyncBaseTransport):
                 if not was_used or connection.exchange is not None:
                     raise
 
+    def keep_open(self, url: httpx.URL, count: int) -> None:
+        """Open connections until there is one for each of `count` requests; a failure is told by the request that gets
+        it."""
+        idle, ahead = self._idle[_origin(url)][-count:], self._ahead[_origin(url)]
+        for _ in range(count - sum(connection.is_fresh for connection in idle) - len(ahead)):
+            task = asyncio.create_task(self._connect(url))
+            task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # nobody may ever ask for it
+            ahead.append(task)
+
     async def aclose(self) -> None:
         """Close the idle connections."""
-        for connections in self._idle.values():
-            for connection in connections:
+        ahead = [task for tasks in self._ahead.values() for task in tasks]
+        for task in ahead:
+            task.cancel()
+        opened = await asyncio.gather(*ahead, return_exceptions=True)
+        for connection in (*opened, *(idle for connections in self._idle.values() for idle in connections)):
+            if isinstance(connection, _Connection):
                 connection.close()
+        self._ahead.clear()
         self._idle.clear()
         if self._asks is not None:
             self._asks.close()
@@ -295,15 +314,20 @@ class StampingTransport(httpx.AsyncBaseTransport):
             extensions={WIRE: wire, "reason_phrase": response.reason},
         )
 
-    async def _connection(self, url: httpx.URL) -> tuple[_Connection, bool]:
-        """A connection, and whether it was used before."""
-        idle = self._idle[_origin(url)]
+    async def _connection(self, url: httpx.URL) -> _Connection:
+        """An idle connection, one that was opened ahead, or a new one."""
+        idle, ahead = self._idle[_origin(url)], self._ahead[_origin(url)]
         while idle:
             connection = idle.pop()
             if connection.is_fresh:
-                return connection, True
+                return connection
             connection.close()
-        return await self._connect(url), False
+        while ahead:
+            connection = await ahead.popleft()
+            if connection.is_fresh:
+                return connection
+            connection.close()
+        return await self._connect(url)
 
     async def _connect(self, url: httpx.URL) -> _Connection:
         try:

@@ -21,6 +21,7 @@ from sarathi_tune.loadgen.http.client import HttpSettings, Shard, ShardJob, Shar
 from sarathi_tune.loadgen.http.limits import ensure_descriptors
 from sarathi_tune.loadgen.http.openai import Dialect
 from sarathi_tune.loadgen.http.target import Target
+from sarathi_tune.loadgen.http.turns import run_in_turns
 from sarathi_tune.loadgen.inprocess import LoadProgress, TimedRequest, in_order, window_stop
 from sarathi_tune.loadgen.record import ClientFacts, LoadResult, RequestRecord
 from sarathi_tune.machine.processes import OUT_OF_MEMORY_KILL, how_it_ended, leave_signals_to_the_parent
@@ -290,7 +291,7 @@ def _work(pipe: "Connection[Any, Any]", job: ShardJob) -> None:
     try:
         origin_s = pipe.recv()
         if isinstance(origin_s, float):
-            asyncio.run(_run_shard(shard, origin_s, pipe))
+            run_in_turns(_run_shard(shard, origin_s, pipe))
         pipe.send(shard.result())
     except (EOFError, OSError):
         return  # the parent is gone: nobody wants the result
