@@ -2,6 +2,7 @@
 
 import os
 from contextlib import suppress
+from pathlib import Path
 
 from sarathi_tune.errors import UsageError
 
@@ -37,5 +38,5 @@ def _make_room(files: int) -> None:
     ms then if the process has threads: within a run, every request that is due would leave late by that."""
     import fcntl
 
-    with open(os.devnull, "rb") as null, suppress(OSError):
+    with Path(os.devnull).open("rb") as null, suppress(OSError):
         os.close(fcntl.fcntl(null, fcntl.F_DUPFD_CLOEXEC, files - 1))
