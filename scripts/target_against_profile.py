@@ -3,11 +3,15 @@
     python -m scripts.target_against_profile --model DIRECTORY [--budget 256] [--threads 2] [--rounds 3] [--out FOLDER]
 
 Every round starts `sarathi-tune serve --record` with the budget, measures it with `sarathi-tune --target`, stops it,
-and times the steps that were seen with `sarathi-tune profile --shapes`. Nothing else should run meanwhile. Prints a
-table per round: the engine's time of each step, alone and as it served, what was seen from outside, and the step model
-that was fitted to that; then how many lie within 10 % of either time, and of the profile's steps how many the engine
-itself computed within 10 % of it as it served, which is what a machine that is faster for one process than for the next
-leaves to be found. At the end the same for the medians over all rounds. Writes the last round's documents to `--out`.
+and times the steps that were seen with `sarathi-tune profile --shapes`. Nothing else should run meanwhile. A few steps
+are timed before the server as well: where their times behind it differ by more than 5 %, the machine has changed in
+between and the round says little of the method.
+
+Prints a table per round: the engine's time of each step, alone and as it served, what was seen from outside, and the
+step model that was fitted to that; then how many lie within 10 % of either time, and of the profile's steps how many
+the engine itself computed within 10 % of it as it served, which is what a machine that is faster for one process than
+for the next leaves to be found. At the end the same for the medians over all rounds, and over those in which the
+machine was the same. Writes the last round's documents to `--out`.
 """
 
 import argparse
@@ -17,7 +21,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +35,10 @@ from sarathi_tune.stepmodel.fit import fit_step_model
 from sarathi_tune.tune.launching.server import Launch, free_port, running
 
 NEAR = 0.10
+#: Timed before a server and behind it: decodes, decodes beside a chunk, and a prompt.
+CONTROLS = ("16x512", "16x512+224@0", "256@0")
+#: The machine is the same while their medians differ by this at most.
+STEADY = 0.05
 #: A step that the server computed is the one that was seen when contexts, chunks and prefixes differ by this at most.
 _SAME = 0.05
 
@@ -170,18 +178,32 @@ def clocks(scenes: Sequence[dict[str, Any]]) -> str:
     return "mean gap by the server's clock and from outside, ms: " + "; ".join(pairs)
 
 
-def run_round(options: argparse.Namespace, out: Path) -> tuple[dict[str, Any], list[Row]]:
-    """One server, measured from outside and then by itself: the result, and a row per step."""
+def change(before: Path, behind: Path) -> float:
+    """The largest relative difference of the steps that both profiles have."""
+    first, second = (
+        {str(sample.shape): sample.median_ms for sample in load_profile(path).samples} for path in (before, behind)
+    )
+    return max(abs(second[name] / first[name] - 1) for name in first)
+
+
+def run_round(options: argparse.Namespace, out: Path) -> tuple[dict[str, Any], list[Row], float]:
+    """One server, measured from outside and then by itself: the result, a row per step, and how much the machine had
+    changed behind it."""
     result_path, own, served = out / "result.json", out / "own.profile.json", out / "served.profile.json"
+    before = out / "before.profile.json"
+    _profile(options, CONTROLS, before)
     with server(options.model, options.budget, options.threads, served) as url:
         flags = ("--slo-itl", options.slo_itl, "--out", str(out), "--json", str(result_path), "--quiet")
         _tune("--target", url, *flags, may_end_with=(0, 1, 3, 4))
     result = json.loads(result_path.read_text(encoding="utf-8"))
     seen = out / Path(result["folder"]).name / result["profile"]
-    shapes = ",".join(_by_shape(load_profile(seen).samples))
-    timing = ("--threads", str(options.threads), "--repeats", "11", "--quiet", "--out", str(own))
-    _tune("profile", "--model", options.model, "--shapes", shapes, *timing)
-    return result, compare(seen, own, served)
+    _profile(options, dict.fromkeys([*_by_shape(load_profile(seen).samples), *CONTROLS]), own)
+    return result, compare(seen, own, served), change(before, own)
+
+
+def _profile(options: argparse.Namespace, shapes: Iterable[str], path: Path) -> None:
+    timing = ("--threads", str(options.threads), "--repeats", "11", "--quiet", "--out", str(path))
+    _tune("profile", "--model", options.model, "--shapes", ",".join(shapes), *timing)
 
 
 def _tune(*arguments: str, may_end_with: Sequence[int] = (0,)) -> None:
@@ -200,20 +222,26 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    rounds = []
+    rounds, steady = [], []
     for number in range(1, options.rounds + 1):
         with tempfile.TemporaryDirectory() as folder:
             out = options.out or Path(folder)
             out.mkdir(parents=True, exist_ok=True)
-            result, rows = run_round(options, out)
+            result, rows, changed = run_round(options, out)
         rounds.append(rows)
+        if changed <= STEADY:
+            steady.append(rows)
         facts = result["server"]
         low, high = facts["interval_tokens"] or (None, None)
         print(f"Round {number}: started with {options.budget}, inferred {facts['budget_tokens']} ({low} to {high})\n")
-        print(f"{as_table(rows)}\n\n{counts(rows)}\n{clocks(facts['scenes'])}\n", flush=True)
+        print(f"{as_table(rows)}\n\n{counts(rows)}\n{clocks(facts['scenes'])}")
+        print(f"the machine behind the server beside before it: {changed * 100:.1f} % at most\n", flush=True)
     if len(rounds) > 1:
         rows = medians(rounds)
-        print(f"Medians over {len(rounds)} rounds\n\n{as_table(rows)}\n\n{counts(rows)}")
+        print(f"Medians over {len(rounds)} rounds\n\n{as_table(rows)}\n\n{counts(rows)}\n")
+    if 1 < len(steady) < len(rounds):
+        rows = medians(steady)
+        print(f"Medians over the {len(steady)} rounds in which the machine was the same\n\n{counts(rows)}")
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from scripts.target_against_profile import (
     SERVED_OWN,
     Row,
     as_table,
+    change,
     clocks,
     compare,
     counts,
@@ -46,6 +47,17 @@ def test_every_step_is_set_beside_its_own_time(tmp_path: Path) -> None:
     rows = compare(*paths)
     assert "of the profile: 0 as seen" in counts(rows)
     assert f"as they were served: {len(rows)} as seen" in counts(rows)
+
+
+def test_how_much_the_machine_changed_is_told_by_the_steps_timed_twice(tmp_path: Path) -> None:
+    own = measured(cpu_like, 0.0, 3, 0)
+    before, behind = tmp_path / "before.json", tmp_path / "behind.json"
+    save_profile(replace(own, samples=own.samples[:3]), before)
+    slower = replace(own.samples[1], times_ms=tuple(1.07 * ms for ms in own.samples[1].times_ms))
+    faster = replace(own.samples[2], times_ms=tuple(0.9 * ms for ms in own.samples[2].times_ms))
+    other = replace(own.samples[5], times_ms=tuple(3 * ms for ms in own.samples[5].times_ms))
+    save_profile(replace(own, samples=(own.samples[0], slower, faster, other)), behind)
+    assert change(before, behind) == pytest.approx(0.1, rel=1e-3)
 
 
 def test_the_table_by_hand() -> None:
