@@ -37,7 +37,9 @@ if sys.platform == "linux":
             keys = self.get_map()
             ready = []
             for descriptor, event in found:
-                key = keys[descriptor]
+                key = keys.get(descriptor)
+                if key is None:  # closed, and not yet gone from the epoll
+                    continue
                 mask = (selectors.EVENT_WRITE if event & ~select.EPOLLIN else 0) | (
                     selectors.EVENT_READ if event & ~select.EPOLLOUT else 0
                 )

@@ -272,9 +272,10 @@ class StampingTransport(httpx.AsyncBaseTransport):
                     raise
 
     def keep_open(self, url: httpx.URL, count: int) -> None:
-        """Open connections until there is one for each of `count` requests; a failure is told by the request that gets
-        it."""
+        """Open connections until there is one for each of `count` requests. What fails is told by the request that
+        waits for it; without one it is forgotten, and who comes later tries again."""
         idle, ahead = self._idle[_origin(url)][-count:], self._ahead[_origin(url)]
+        _drop_spent(ahead)
         for _ in range(count - sum(connection.is_fresh for connection in idle) - len(ahead)):
             task = asyncio.create_task(self._connect(url))
             task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # nobody may ever ask for it
@@ -322,11 +323,9 @@ class StampingTransport(httpx.AsyncBaseTransport):
             if connection.is_fresh:
                 return connection
             connection.close()
-        while ahead:
-            connection = await ahead.popleft()
-            if connection.is_fresh:
-                return connection
-            connection.close()
+        _drop_spent(ahead)
+        if ahead and (connection := await ahead.popleft()).is_fresh:
+            return connection
         return await self._connect(url)
 
     async def _connect(self, url: httpx.URL) -> _Connection:
@@ -419,6 +418,17 @@ async def _connected(loop: asyncio.AbstractEventLoop, family: int, address: Any)
         arrivals.close()
         raise
     return arrivals
+
+
+def _drop_spent(ahead: deque[asyncio.Task[_Connection]]) -> None:
+    """Forget the first ones that failed, and close those that were opened too long ago."""
+    while ahead and ahead[0].done():
+        task = ahead[0]
+        if not task.cancelled() and task.exception() is None:
+            if task.result().is_fresh:
+                return
+            task.result().close()
+        ahead.popleft()
 
 
 def _origin(url: httpx.URL) -> tuple[str, str, int]:

@@ -9,11 +9,12 @@ import threading
 import httpx
 import pytest
 
+from sarathi_tune.loadgen.http import wire
 from sarathi_tune.loadgen.http.client import HttpSettings
 from sarathi_tune.loadgen.http.wire import StampingTransport, Timeouts
 from sarathi_tune.loadgen.http.worker import run_http_load
 from sarathi_tune.loadgen.latency import failure_of
-from tests.loadgen.http.servers import DIALECT, Line, Log, Seen, requests_at, serving, target, tokens
+from tests.loadgen.http.servers import DIALECT, Line, Log, Seen, free_port, requests_at, serving, target, tokens
 
 
 def test_connections_are_opened_ahead_of_the_requests() -> None:
@@ -67,6 +68,47 @@ def test_a_connection_that_was_opened_ahead_and_closed_is_no_failure() -> None:
         assert asyncio.run(main()) == "ok"
         server.join()
         accepted[0].close()
+
+
+def test_what_failed_ahead_fails_nobody_later() -> None:
+    """The server was not there yet when the connection was opened, and is when the request is due."""
+
+    async def main() -> None:
+        port = free_port()
+        where = httpx.URL(f"http://127.0.0.1:{port}/")
+        transport = StampingTransport(Timeouts())
+        async with httpx.AsyncClient(transport=transport, timeout=None) as client:
+            transport.keep_open(where, 2)
+            await asyncio.sleep(0.1)
+
+            async def answer(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+                writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
+                await writer.drain()
+
+            async with await asyncio.start_server(answer, "127.0.0.1", port):
+                assert [(await client.get(where)).text for _ in range(3)] == ["ok"] * 3
+
+    asyncio.run(main())
+
+
+def test_what_was_opened_too_long_ago_is_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def answer(_seen: Seen, line: Line) -> None:
+        await tokens(line, [0.01])
+
+    async def main(url: str, log: Log) -> None:
+        transport = StampingTransport(Timeouts())
+        async with httpx.AsyncClient(transport=transport, timeout=None) as client:
+            transport.keep_open(httpx.URL(url), 1)
+            async with asyncio.timeout(30):
+                while log.connections < 1:
+                    await asyncio.sleep(0.01)
+            monkeypatch.setattr(wire, "_KEEP_IDLE_S", 0.0)
+            transport.keep_open(httpx.URL(url), 1)
+            await client.get(url)
+            assert [seen.connection > 1 for seen in log.requests] == [True]
+
+    with serving(answer) as (url, log):
+        asyncio.run(main(url, log))
 
 
 def test_an_open_loop_opens_its_connections_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
