@@ -324,8 +324,11 @@ class StampingTransport(httpx.AsyncBaseTransport):
                 return connection
             connection.close()
         _drop_spent(ahead)
-        if ahead and (connection := await ahead.popleft()).is_fresh:
-            return connection
+        if ahead:
+            connection = await ahead.popleft()
+            if connection.is_fresh:
+                return connection
+            connection.close()
         return await self._connect(url)
 
     async def _connect(self, url: httpx.URL) -> _Connection:

@@ -81,9 +81,12 @@ def test_what_failed_ahead_fails_nobody_later() -> None:
             transport.keep_open(where, 2)
             await asyncio.sleep(0.1)
 
-            async def answer(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-                writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
+            async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+                await reader.readuntil(b"\r\n\r\n")
+                writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\nok")
                 await writer.drain()
+                writer.close()
+                await writer.wait_closed()
 
             async with await asyncio.start_server(answer, "127.0.0.1", port):
                 assert [(await client.get(where)).text for _ in range(3)] == ["ok"] * 3
