@@ -367,6 +367,7 @@ def test_a_signal_leaves_what_there_is(number: signal.Signals, is_for_all: bool,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
+            preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # tests under nohup ignore SIGHUP, and pass it on
         )
         deadline_s = time.monotonic() + 60
         while len(log.requests) < 10 and time.monotonic() < deadline_s:
