@@ -29,6 +29,7 @@ from sarathi_tune.loadgen.http.worker import run_http_load
 from sarathi_tune.loadgen.inprocess import TimedRequest
 from sarathi_tune.loadgen.latency import Distribution, distribution
 from sarathi_tune.loadgen.record import LoadResult
+from sarathi_tune.machine.cpu import affinity
 from sarathi_tune.machine.processes import leave_signals_to_the_parent
 from sarathi_tune.stats import quantile
 from sarathi_tune.workload.spec import RequestSpec
@@ -213,8 +214,8 @@ def stamping_server(events_per_s: float = EVENTS_PER_S) -> Iterator[StampingServ
 def one_core_less() -> Iterator[int | None]:
     """Leave a core to the server, so that neither waits for the other. Yields which; None where there is only one, or
     where the system doesn't let a process choose."""
-    cores = os.sched_getaffinity(0) if sys.platform == "linux" else set()
-    core = max(cores) if len(cores) > 1 else None
+    cores = affinity()
+    core = max(cores) if sys.platform == "linux" and len(cores) > 1 else None
     if core is not None:
         try:
             os.sched_setaffinity(0, cores - {core})
@@ -231,7 +232,7 @@ def _serve(pipe: "Connection[Any, Any]", events_per_s: float, core: int | None) 
     """The life of the server process; it ends with its pipe."""
     leave_signals_to_the_parent()
     with contextlib.suppress(OSError):  # a server that is late would be billed to the client
-        if core is not None and sys.platform == "linux":
+        if core is not None:
             os.sched_setaffinity(0, {core})
         os.nice(-5)
     asyncio.run(_Server(pipe, events_per_s).run())

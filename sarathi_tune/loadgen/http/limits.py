@@ -20,17 +20,15 @@ def ensure_descriptors(connections: int, *, is_certain: bool) -> None:
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = connections + _RESERVE
-    if soft == resource.RLIM_INFINITY or soft >= needed:
-        _make_room(needed)
-        return
-    if is_certain and hard != resource.RLIM_INFINITY and hard < needed:
-        raise UsageError(
-            f"{connections} connections at once need {needed} open files, and the system allows {hard}: raise the "
-            f"limit (ulimit -Hn {needed}) or send fewer requests at once."
-        )
-    allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-    _make_room(allowed)
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        if is_certain and hard != resource.RLIM_INFINITY and hard < needed:
+            raise UsageError(
+                f"{connections} connections at once need {needed} open files, and the system allows {hard}: raise the "
+                f"limit (ulimit -Hn {needed}) or send fewer requests at once."
+            )
+        needed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    _make_room(needed)
 
 
 def _make_room(files: int) -> None:

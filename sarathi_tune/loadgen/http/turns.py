@@ -30,13 +30,9 @@ if sys.platform == "linux":
             """As that of `selectors.EpollSelector`, a few at a time. `timeout` in seconds; None waits for ever."""
             # rounded up to whole milliseconds, which is what epoll counts in
             wait_s = -1.0 if timeout is None else math.ceil(max(0.0, timeout) * 1e3) * 1e-3
-            try:
-                found = self._turns.poll(wait_s, AT_ONCE)
-            except InterruptedError:
-                return []
             keys = self.get_map()
             ready = []
-            for descriptor, event in found:
+            for descriptor, event in self._turns.poll(wait_s, AT_ONCE):
                 key = keys.get(descriptor)
                 if key is None:  # closed, and not yet gone from the epoll
                     continue

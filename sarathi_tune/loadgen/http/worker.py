@@ -7,7 +7,6 @@ ignore Ctrl-C: the parent gets it, tells them to stop, and collects what there i
 import asyncio
 import math
 import multiprocessing
-import os
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -24,6 +23,7 @@ from sarathi_tune.loadgen.http.target import Target
 from sarathi_tune.loadgen.http.turns import run_in_turns
 from sarathi_tune.loadgen.inprocess import LoadProgress, TimedRequest, in_order, window_stop
 from sarathi_tune.loadgen.record import ClientFacts, LoadResult, RequestRecord
+from sarathi_tune.machine.cpu import affinity
 from sarathi_tune.machine.processes import OUT_OF_MEMORY_KILL, how_it_ended, leave_signals_to_the_parent
 from sarathi_tune.stats import quantile
 
@@ -61,8 +61,7 @@ class WorkerLostError(InconclusiveError):
 
 def workers_for(streams: float) -> int:
     """How many processes so many streams at once need, as far as there are cores."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, math.ceil(min(cores, streams / STREAMS_PER_WORKER)))
+    return max(1, math.ceil(min(len(affinity()), streams / STREAMS_PER_WORKER)))
 
 
 def run_http_load(

@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 
 import httpx
 import pytest
@@ -17,6 +18,13 @@ from sarathi_tune.loadgen.latency import failure_of
 from tests.loadgen.http.servers import DIALECT, Line, Log, Seen, free_port, requests_at, serving, target, tokens
 
 
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for it; fails after 30 seconds."""
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
 def test_connections_are_opened_ahead_of_the_requests() -> None:
     async def answer(_seen: Seen, line: Line) -> None:
         await tokens(line, [0.05])
@@ -26,9 +34,7 @@ def test_connections_are_opened_ahead_of_the_requests() -> None:
         where = httpx.URL(url)
         async with httpx.AsyncClient(transport=transport, timeout=None) as client:
             transport.keep_open(where, 3)
-            async with asyncio.timeout(30):
-                while log.connections < 3:
-                    await asyncio.sleep(0.01)
+            await until(lambda: log.connections >= 3)
             transport.keep_open(where, 2)
             await asyncio.gather(*(client.get(url) for _ in range(3)))
             assert len(log.requests) == log.connections == 3, "each request had one that was open"
@@ -36,9 +42,7 @@ def test_connections_are_opened_ahead_of_the_requests() -> None:
             await asyncio.gather(*(client.get(url) for _ in range(4)))
             assert log.connections == 4, "those that were used are idle, and count"
             transport.keep_open(where, 6)
-        async with asyncio.timeout(30):
-            while len(log.gone) < log.connections:
-                await asyncio.sleep(0.01)
+        await until(lambda: len(log.gone) >= log.connections)
 
     with serving(answer) as (url, log):
         asyncio.run(main(url, log))
@@ -102,9 +106,7 @@ def test_what_was_opened_too_long_ago_is_opened_again(monkeypatch: pytest.Monkey
         transport = StampingTransport(Timeouts())
         async with httpx.AsyncClient(transport=transport, timeout=None) as client:
             transport.keep_open(httpx.URL(url), 1)
-            async with asyncio.timeout(30):
-                while log.connections < 1:
-                    await asyncio.sleep(0.01)
+            await until(lambda: log.connections >= 1)
             monkeypatch.setattr(wire, "_KEEP_IDLE_S", 0.0)
             transport.keep_open(httpx.URL(url), 1)
             await client.get(url)
