@@ -525,6 +525,16 @@ def server_has_others(at_start: int, share: float | None) -> Notice:
     )
 
 
+def others_answered(others: int, answers: int) -> Notice:
+    """A live server answered others while it was under load."""
+    return Notice(
+        "server-has-others",
+        "warning",
+        f"{others:,} of the {answers:,} answers that the server began during this run were not ours.",
+        "Verify when it is idle, or take their load into account: what they sent is in these times.",
+    )
+
+
 def server_preempted(count: int) -> Notice:
     """A live server ran out of KV cache while it was measured."""
     return Notice(

@@ -1,6 +1,7 @@
 """What `--target` finds of the built-in server, beside the engine's own step times: same model, threads and machine.
 
-    python -m scripts.target_against_profile --model DIRECTORY [--budget 256] [--threads 2] [--rounds 3] [--out FOLDER]
+    python -m scripts.target_against_profile --model DIRECTORY [--budget 256] [--threads 2] [--dtype float32]
+        [--rounds 3] [--out FOLDER]
 
 Every round starts `sarathi-tune serve --record` with the budget, measures it with `sarathi-tune --target`, stops it,
 and times the steps that were seen with `sarathi-tune profile --shapes`. Nothing else should run meanwhile. A few steps
@@ -71,12 +72,12 @@ def error(row: Row, pair: Pair) -> float:
 
 
 @contextmanager
-def server(model: str, budget: int, threads: int, record: Path) -> Iterator[str]:
+def server(options: argparse.Namespace, record: Path) -> Iterator[str]:
     """The built-in server, ready; its address. Its steps are in `record` behind that."""
     port = free_port()
-    flags = ["--max-num-batched-tokens", str(budget), "--max-num-seqs", "32", "--threads", str(threads)]
+    flags = ["--max-num-batched-tokens", str(options.budget), "--max-num-seqs", "32", *_engine(options)]
     flags += ["--record", str(record), "--port", str(port)]
-    command = (sys.executable, "-m", "sarathi_tune", "serve", "--model", model, *flags)
+    command = (sys.executable, "-m", "sarathi_tune", "serve", *flags)
     launch = Launch(command, f"http://127.0.0.1:{port}", record.with_suffix(".log"))
     with running(launch, make_ui(quiet=True), "The built-in server"):
         yield launch.url
@@ -192,7 +193,7 @@ def run_round(options: argparse.Namespace, out: Path) -> tuple[dict[str, Any], l
     result_path, own, served = out / "result.json", out / "own.profile.json", out / "served.profile.json"
     before = out / "before.profile.json"
     _profile(options, CONTROLS, before)
-    with server(options.model, options.budget, options.threads, served) as url:
+    with server(options, served) as url:
         flags = ("--slo-itl", options.slo_itl, "--out", str(out), "--json", str(result_path), "--quiet")
         _tune("--target", url, *flags, may_end_with=(0, 1, 3, 4))
     result = json.loads(result_path.read_text(encoding="utf-8"))
@@ -201,9 +202,15 @@ def run_round(options: argparse.Namespace, out: Path) -> tuple[dict[str, Any], l
     return result, compare(seen, own, served), change(before, own)
 
 
+def _engine(options: argparse.Namespace) -> tuple[str, ...]:
+    """What the server and the profile have in common."""
+    dtype = ("--dtype", options.dtype) if options.dtype else ()
+    return ("--model", options.model, "--threads", str(options.threads), *dtype)
+
+
 def _profile(options: argparse.Namespace, shapes: Iterable[str], path: Path) -> None:
-    timing = ("--threads", str(options.threads), "--repeats", "11", "--quiet", "--out", str(path))
-    _tune("profile", "--model", options.model, "--shapes", ",".join(shapes), *timing)
+    timing = ("--repeats", "11", "--quiet", "--out", str(path))
+    _tune("profile", *_engine(options), "--shapes", ",".join(shapes), *timing)
 
 
 def _tune(*arguments: str, may_end_with: Sequence[int] = (0,)) -> None:
@@ -218,6 +225,7 @@ def main() -> None:
     parser.add_argument("--model", required=True)
     parser.add_argument("--budget", type=int, default=256)
     parser.add_argument("--threads", type=int, default=describe_cpu().threads)
+    parser.add_argument("--dtype")
     parser.add_argument("--slo-itl", default="120ms")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path)

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sarathi_tune.goodput.server_account import ServerAccount
 from sarathi_tune.goodput.validity import (
     MAX_LAG_SHARE,
     Facts,
@@ -34,9 +35,15 @@ MAX_PROMPT_ERROR = 0.01
 
 
 def check_http_run(
-    result: LoadResult, report: LatencyReport, views: EventViews, *, allow_prefix_hits: bool = False
+    result: LoadResult,
+    report: LatencyReport,
+    views: EventViews,
+    *,
+    server: ServerAccount | None = None,
+    allow_prefix_hits: bool = False,
 ) -> Validity:
-    """Check a run, its report and its views. `allow_prefix_hits` is for workloads whose prompts share a prefix."""
+    """Check a run, its report and its views, beside what the server counted. `allow_prefix_hits` is for workloads whose
+    prompts share a prefix."""
     records = result.counted
     facts, more = Facts.of(records), _more_facts(result, records, views)
     # how late stamps may be because the client read late
@@ -48,9 +55,10 @@ def check_http_run(
     if facts.cached_tokens > MAX_CACHED_SHARE * more["prompt_tokens_got"] and not allow_prefix_hits:
         problems.append(prefix_cache_hits(facts.cached_tokens))
     stalls = [batch_not_met(0, 1)] if facts.gaps and not facts.stalled_gaps else few_stalls(facts, report.slo)
+    own = () if server is None else server.remarks()
     return Validity(
         problems=tuple(problems),
-        remarks=(*failures(report), *stalls, *_remarks(views, more, records, limit_ms)),
+        remarks=(*failures(report), *stalls, *own, *_remarks(views, more, records, limit_ms)),
         facts=facts,
         more_facts=more,
         is_client_limited=bool(client),

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from sarathi_tune.config.slo import Slo
+from sarathi_tune.goodput.server_account import ServerAccount
 from sarathi_tune.goodput.validity import Validity
 from sarathi_tune.loadgen.latency import EventViews, LatencyReport, failure_of, judge, ttft_ms
 from sarathi_tune.loadgen.record import ClientFacts, LoadResult, RequestRecord
@@ -17,7 +18,8 @@ VerifiedVerdict = Literal["met", "missed", "inconclusive", "failed"]
 @dataclass(frozen=True, slots=True)
 class Point:
     """One run at one load. `misses` says what of the objective was missed, `probability` how often a repetition would
-    meet it, by resampling its requests. `rate_per_s` is None for a closed loop."""
+    meet it, by resampling its requests. `rate_per_s` is None for a closed loop. `server` is what the server itself
+    counted, where it does."""
 
     rate_per_s: float | None
     attempt: int
@@ -27,6 +29,7 @@ class Point:
     validity: Validity
     misses: tuple[str, ...]
     probability: float
+    server: ServerAccount | None = None
 
     @property
     def is_met(self) -> bool:
@@ -50,6 +53,7 @@ class Point:
             "stalled_is_estimated": True,
             "validity": self.validity.as_dict(),
             "client": client.as_dict() if client else None,
+            "server": self.server.as_dict() if self.server else None,
             "requests": [request_row(record, self.report.slo) for record in self.result.records],
         }
 

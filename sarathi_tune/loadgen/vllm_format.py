@@ -1,8 +1,9 @@
 """A run as `vllm bench serve --save-result --save-detailed` writes it (vLLM 0.32), so that other tools can read it.
 
 The definitions are vLLM's: times from sending (not from the intended time), gaps between events pooled over the
-requests that succeeded, TPOT over (tokens - 1), goodput by TTFT and TPOT, percentiles by linear interpolation. What a
-request without success has is 0 or empty there, and so it is here.
+requests that succeeded, TPOT over (tokens - 1), goodput by TTFT and TPOT, percentiles by linear interpolation; when a
+request was sent by a clock that all processes of the machine share (`time.perf_counter`). What a request without
+success has is 0 or empty there, and so it is here.
 """
 
 import math
@@ -33,6 +34,7 @@ def vllm_result(
     start_s = min((record.sent_s or 0.0 for record in records), default=0.0)
     duration_s = max((record.end_s or record.sent_s or 0.0 for record in records), default=0.0) - start_s
     inputs, outputs = sum(map(_input, good)), sum(map(_output, good))
+    origin_s = result.client.origin_s if result.client else 0.0
     backend = "openai-chat" if endpoint == "chat" else "openai"
     per_s = (1 / duration_s) if duration_s > 0 else 0.0
     document: dict[str, Any] = {
@@ -60,7 +62,7 @@ def vllm_result(
         "ttfts": [_ttft_s(record) or 0.0 for record in records],
         "itls": [_gaps_s(record) for record in records],
         "latencies": [_latency_s(record) for record in records],
-        "start_times": [record.sent_s for record in records],
+        "start_times": [origin_s + (record.sent_s or 0.0) for record in records],
         "queue_times": [0.0] * len(records),
         "generated_texts": [""] * len(records),
         "errors": [_error(record) for record in records],

@@ -9,6 +9,7 @@ from sarathi_tune.config.slo import Slo
 from sarathi_tune.errors import DocumentError
 from sarathi_tune.goodput import by_budget, verified
 from sarathi_tune.goodput.by_budget import BudgetComparison, BudgetRun, Recommendation
+from sarathi_tune.goodput.server_account import ServerAccount
 from sarathi_tune.goodput.validity import Facts, Validity
 from sarathi_tune.goodput.verified import FoundCapacity, Point, Verification, VerifiedVerdict
 from sarathi_tune.loadgen.latency import EventViews, LatencyReport
@@ -87,6 +88,7 @@ class _Point:
     events: EventViews
     validity: Mapping[str, Any]
     client: ClientFacts | None
+    server: ServerAccount | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +174,7 @@ def _point(document: object, slo: Slo, where: str) -> Point:
         ),
         misses=read.misses,
         probability=read.pass_probability,
+        server=read.server,
     )
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from rich.console import Console
 from rich.text import Text
 
+from sarathi_tune.goodput.server_account import ServerAccount
 from sarathi_tune.goodput.verified import Point, Verification
 from sarathi_tune.loadgen.latency import Distribution
 from sarathi_tune.notices import Notice
@@ -98,6 +99,19 @@ def _print_views(point: Point, console: Console) -> None:
             f"{counts.failed} failed{f' ({kinds})' if kinds else ''}, {counts.not_sent} not sent."
         ),
         console,
+    )
+    if point.server is not None:
+        print_prose(Text(_account_text(point.server)), console)
+
+
+def _account_text(account: ServerAccount) -> str:
+    """The server's own means beside ours."""
+    ttft, gap, queue = account.ttft, account.gap, account.queue
+    waited = f"; {_ms(queue.mean_ms)} of it queued" if queue.mean_ms is not None else ""
+    return (
+        f"By the server's own clock {_ms(gap.own.mean_ms)} between tokens in the mean (seen {_ms(gap.seen.mean_ms)}), "
+        f"the first one after {_ms(ttft.own.mean_ms)} (seen {_ms(ttft.seen.mean_ms)}{waited}). Answers "
+        f"begun {ttft.own.n:,} ({ttft.seen.n:,} of ours), preemptions {account.preemptions:,}."
     )
 
 

@@ -12,6 +12,7 @@ from sarathi_tune.goodput.http_validity import check_http_run
 from sarathi_tune.goodput.objective import shortfalls
 from sarathi_tune.goodput.passing import pass_probability, queue_growth_ms
 from sarathi_tune.goodput.search import search_capacity
+from sarathi_tune.goodput.server_account import ServerAccount
 from sarathi_tune.goodput.verified import FoundCapacity, Point, Verification, VerifiedVerdict, common_detail
 from sarathi_tune.loadgen.inprocess import LoadProgress, TimedRequest
 from sarathi_tune.loadgen.latency import event_views, failure_of, summarise
@@ -19,6 +20,7 @@ from sarathi_tune.loadgen.overlap import estimate_stalls
 from sarathi_tune.loadgen.record import LoadResult, RequestRecord
 from sarathi_tune.notices import Notice, answers_outlast_the_run, close_call
 from sarathi_tune.report.progress import Phase, Ui
+from sarathi_tune.tune.outside.evidence import Exposition, account, read_exposition
 from sarathi_tune.tune.target_load import MIN_REQUESTS, LoadSource, Schedule, settle_arrivals
 from sarathi_tune.units import format_ms
 from sarathi_tune.workload.load import load_workload
@@ -35,7 +37,8 @@ _MAX_RUNS_PER_POINT = 3
 _MAX_GROWTH_MS = 2000.0
 #: What a search follows behind the end of a point's sending; what isn't done then is missed.
 _DRAIN_S = 60.0
-_IDLE_WAIT_S = 15.0
+#: How long the server may take to free what was given up: before a run, and behind it, when only counts are wanted.
+_IDLE_WAIT_S, _SETTLED_S = 15.0, 2.0
 #: How often a server that broke requests off is looked at before it counts as gone.
 _LOOKS_BEHIND = 3
 #: The context length that is assumed where the server names none.
@@ -209,7 +212,8 @@ class _Verifier:
             again = self._open_loop(rate_per_s, drain_s=_DRAIN_S)
             self.points.pop()
             merged = _joined(point.result, again.result)
-            point = self._point(rate_per_s, merged)
+            counted = None if point.server is None or again.server is None else point.server + again.server
+            point = self._point(rate_per_s, merged, counted)
             self.points[-1] = point
         return point.is_met
 
@@ -244,12 +248,14 @@ class _Verifier:
         most = workers_for(float("inf"))
         self.workers = self.config.workers or max(self.workers, workers_for(streams))
         while True:
-            self._wait_until_idle()
+            before = self._metrics_when_idle(_IDLE_WAIT_S)
             name = "Closed loop" if rate_per_s is None else f"{rate_per_s:.3g} req/s"
             in_flight = settings.in_flight
             with self.ui.phase(name, len(schedule.times_s) if in_flight is None else 2 * in_flight) as phase:
                 result = self._load(self.source.requests(schedule), replace(settings, workers=self.workers), phase)
-            point = self._point(rate_per_s, result)
+            after = None if before is None else self._metrics_when_idle(_SETTLED_S)
+            counted = None if before is None or after is None else account(before, after, result.records)
+            point = self._point(rate_per_s, result, counted)
             is_client = point.validity.is_client_limited and self.config.workers is None
             if not is_client or self.workers >= most:
                 self.points.append(point)
@@ -276,7 +282,7 @@ class _Verifier:
 
         return run_http_load(self.target, self.facts.dialect, requests, settings, on_progress=show)
 
-    def _point(self, rate_per_s: float | None, result: LoadResult) -> Point:
+    def _point(self, rate_per_s: float | None, result: LoadResult, server: ServerAccount | None = None) -> Point:
         if any(record.stalled is None for record in result.records):
             result = replace(result, records=estimate_stalls(result.records))
         slo, criterion = self.config.slo, self.config.criterion
@@ -288,8 +294,9 @@ class _Verifier:
         if growth_ms > _MAX_GROWTH_MS:
             misses += (f"the queue only grew: TTFT rose by {format_ms(growth_ms)} within the run",)
         probability = 0.0 if growth_ms > _MAX_GROWTH_MS else pass_probability(result.counted, slo, criterion)
-        validity = check_http_run(result, report, views, allow_prefix_hits=self.source.workload.shares_prompts)
-        return Point(rate_per_s, self.source.num_runs, result, report, views, validity, misses, probability)
+        shares = self.source.workload.shares_prompts
+        validity = check_http_run(result, report, views, server=server, allow_prefix_hits=shares)
+        return Point(rate_per_s, self.source.num_runs, result, report, views, validity, misses, probability, server)
 
     def _settings(
         self, *, drain_s: float, stop_after_s: float | None = None, workers: int | None = None
@@ -299,15 +306,19 @@ class _Verifier:
         workers = self.workers if workers is None else workers
         return HttpSettings(timeouts=self.timeouts, drain_s=drain_s, stop_after_s=stop_after_s, workers=workers)
 
-    def _wait_until_idle(self) -> None:
-        """Requests of the point before, aborted ones too, must not weigh on this one. Asks the server's metrics."""
+    def _metrics_when_idle(self, within_s: float) -> Exposition | None:
+        """The server's metrics once it is idle, or as they are after so many seconds; None where there are none.
+        Requests of the point before, aborted ones too, must not weigh on the next one."""
         from sarathi_tune.loadgen.http.probe import read_metrics
 
-        end_s = time.monotonic() + _IDLE_WAIT_S
-        while time.monotonic() < end_s:
+        end_s = time.monotonic() + within_s
+        while True:
             text = read_metrics(self.target)
-            if text is None or not _requests_in(text):
-                return
+            if text is None:
+                return None
+            reading = read_exposition(text)
+            if not reading.under_way or time.monotonic() > end_s:
+                return reading
             time.sleep(0.25)
 
     def _gone(self, point: Point) -> str | None:
@@ -394,20 +405,6 @@ def _is_later(first: LoadResult, second: LoadResult) -> bool:
     assert first.client is not None, "a run over HTTP knows its client"
     assert second.client is not None, "a run over HTTP knows its client"
     return second.client.loop_lag_p99_ms >= first.client.loop_lag_p99_ms
-
-
-def _requests_in(metrics: str) -> float:
-    """Requests running and waiting, by vLLM's names; 0 where they aren't given."""
-    names = ("vllm:num_requests_running", "vllm:num_requests_waiting")
-    total = 0.0
-    for line in metrics.splitlines():
-        name = line.split("{", 1)[0].split(" ", 1)[0]
-        if name in names:
-            try:
-                total += float(line.rsplit(" ", 1)[-1])
-            except ValueError:
-                continue
-    return total
 
 
 def _causes(point: Point) -> str:

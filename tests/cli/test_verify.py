@@ -7,6 +7,7 @@ import ssl
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -411,3 +412,46 @@ def test_what_can_be_typed_wrong(arguments: tuple[str, ...], words: str) -> None
     assert ended.code == 2
     assert words in ended.err
     assert ended.out == ""
+
+
+def counting(answer: Answer, text_of: Callable[[int], str]) -> Answer:
+    """The same with `/metrics`: `text_of` the number of requests that were sent until then."""
+    sent = 0
+
+    async def with_metrics(seen: Seen, line: Line) -> None:
+        nonlocal sent
+        if seen.path == "/metrics":
+            await line.send(whole("200 OK", text_of(sent).encode(), "text/plain; version=0.0.4"))
+            return
+        sent += seen.path == "/v1/completions"
+        await answer(seen, line)
+
+    return with_metrics
+
+
+def test_the_server_s_own_counts_stand_beside_the_run() -> None:
+    def text_of(sent: int) -> str:
+        # each answer of 12 tokens: the first after 30 ms, as one of two that the server counts, 11 gaps of 20 ms
+        return (
+            f"vllm:time_to_first_token_seconds_count {2 * sent}\nvllm:time_to_first_token_seconds_sum {0.06 * sent}\n"
+            f"vllm:inter_token_latency_seconds_count {11 * sent}\nvllm:inter_token_latency_seconds_sum {0.22 * sent}\n"
+            f"vllm:num_preemptions_total {sent // 10}\nvllm:num_requests_running 0\n"
+        )
+
+    with openai_server(counting(healthy(), text_of)) as (url, _):
+        ended = verify(url, "--rate", "40", "--seconds", "1s", "--json", "-")
+    assert ended.code == 0, ended
+    point = document_of(ended)["points"][0]
+    own = point["server"]
+    assert (own["ttft"]["own"]["n"], own["ttft"]["seen"]["n"]) == (80, 40)
+    assert own["ttft"]["own"]["mean_ms"] == pytest.approx(30.0)
+    assert (own["gap"]["own"]["n"], own["gap"]["seen"]["n"]) == (440, 440)
+    assert own["gap"]["own"]["mean_ms"] == pytest.approx(20.0)
+    assert own["preemptions"] == 4
+    assert {"server-has-others", "server-preempted"} <= {notice["code"] for notice in point["validity"]["remarks"]}
+
+
+def test_a_server_without_metrics_has_no_account() -> None:
+    with openai_server(healthy()) as (url, _):
+        ended = verify(url, "--rate", "40", "--seconds", "1s", "--json", "-")
+    assert document_of(ended)["points"][0]["server"] is None

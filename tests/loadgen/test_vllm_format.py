@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sarathi_tune.config.slo import Slo
-from sarathi_tune.loadgen.record import LoadResult, RequestRecord
+from sarathi_tune.loadgen.record import ClientFacts, LoadResult, RequestRecord
 from sarathi_tune.loadgen.vllm_format import vllm_result
 
 #: The fields of a file that vLLM 0.32.0 wrote with --save-result --save-detailed and default metrics.
@@ -94,3 +94,11 @@ def test_the_busiest_second() -> None:
     # seconds from 1.0: tokens at 0.2, 0.3, 0.5 and 1.1, 1.2
     assert found["max_output_tokens_per_s"] == 3.0
     assert found["max_concurrent_requests"] == 1
+
+
+def test_sending_is_on_the_clock_of_all_processes() -> None:
+    # vLLM: `output.start_time = time.perf_counter()`
+    client = ClientFacts(1, 0.1, 0.2, (), 0.01, 5, 5, origin_s=1000.0)
+    ours = vllm_result(replace(RESULT, client=client), model="m", endpoint="completions", rate_per_s=2.0)
+    assert ours["start_times"] == [1001.0, 1002.0, 1003.0]
+    assert document()["start_times"] == [1.0, 2.0, 3.0]

@@ -12,6 +12,7 @@ from sarathi_tune.config.slo import Slo
 from sarathi_tune.errors import DocumentError
 from sarathi_tune.goodput.by_budget import BudgetComparison, BudgetRun, Recommendation
 from sarathi_tune.goodput.http_validity import check_http_run
+from sarathi_tune.goodput.server_account import Mean, ServerAccount
 from sarathi_tune.goodput.verified import FoundCapacity, Point, Verification
 from sarathi_tune.loadgen.latency import event_views, summarise
 from sarathi_tune.loadgen.record import ClientFacts, LoadResult, RequestRecord
@@ -32,7 +33,9 @@ def point() -> Point:
     client = ClientFacts(1, 0.2, 0.4, (1.5,), 0.03, 400, 400, kernel_stamped_reads=400)
     result = LoadResult(records, (), (0.0, 2.0), 4.5, True, client=client)
     report, views = summarise(result, SLO), event_views(records, SLO)
-    return Point(2.0, 1, result, report, views, check_http_run(result, report, views), ("p99 ITL",), 0.25)
+    server = ServerAccount.of(Mean(1, 90.5), Mean(399, 20.5), Mean(1, 3.5), 2, records)
+    validity = check_http_run(result, report, views, server=server)
+    return Point(2.0, 1, result, report, views, validity, ("p99 ITL",), 0.25, server)
 
 
 def verification() -> Verification:
@@ -65,14 +68,30 @@ def test_a_verification_is_what_it_was() -> None:
     assert again.points[0].validity.more_facts == point().validity.more_facts
 
 
+def shown(found: Verification) -> str:
+    text = io.StringIO()
+    print_verification(found, Console(file=text, width=200))
+    return text.getvalue()
+
+
+def test_the_server_s_own_account_is_shown() -> None:
+    text = " ".join(shown(verification()).split())
+    seen = point().server
+    assert seen is not None
+    assert "By the server's own clock 20.5 ms between tokens in the mean" in text
+    assert f"the first one after 90.5 ms (seen {seen.ttft.seen.mean_ms:.3g} ms; 3.50 ms of it queued)" in text
+    assert "Answers begun 1 (1 of ours), preemptions 2." in text
+    assert "The server preempted requests 2 times" in text
+
+
 def test_an_older_verification_knows_less_of_its_client() -> None:
     document = json.loads(json.dumps(verification().as_dict()))
+    del document["points"][0]["server"]
     del document["points"][0]["validity"]["facts"]["stamped_on_arrival"]
     again = stored_from_dict(document)
-    text = io.StringIO()
     assert isinstance(again, Verification)
-    print_verification(again, Console(file=text, width=200))
-    assert "event loop p99 0.20 ms late\n" in text.getvalue()
+    assert "event loop p99 0.20 ms late\n" in shown(again)
+    assert "By the server's own clock" not in shown(again)
 
 
 def test_budgets_are_what_they_were(tmp_path: Path) -> None:

@@ -2,10 +2,12 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sarathi_tune import notices
+from sarathi_tune.goodput.server_account import Mean, ServerAccount
+from sarathi_tune.loadgen.record import RequestRecord
 from sarathi_tune.notices import Notice
 from sarathi_tune.tune.outside.running import RunningBudget
 
@@ -15,6 +17,8 @@ _STEP_TOKENS = "vllm:iteration_tokens_total"
 _PROMPT_TOKENS = "vllm:prompt_tokens_total"
 #: The histogram of gaps between tokens, and its older name.
 _GAPS = ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds")
+_TTFT = ("vllm:time_to_first_token_seconds",)
+_QUEUE = ("vllm:request_queue_time_seconds",)
 #: The mean gap by the server's clock and by ours: a larger difference is told.
 _GAPS_DIFFER = 0.05
 #: Prompt tokens of others that are more than rounding, and those that spoil a measurement.
@@ -39,6 +43,11 @@ class Exposition:
     def value(self, name: str) -> float | None:
         """A counter or gauge; None where the server has none of that name."""
         return self.values.get(name)
+
+    @property
+    def under_way(self) -> float:
+        """Requests running and waiting; 0 where the server doesn't say."""
+        return sum(self.value(f"vllm:num_requests_{kind}") or 0.0 for kind in ("running", "waiting"))
 
     @property
     def speculates(self) -> bool:
@@ -89,11 +98,17 @@ def others_share(before: Exposition, after: Exposition, sent: Sent) -> float | N
 
 def own_gap_ms(before: Exposition, after: Exposition) -> float | None:
     """The mean gap between tokens by the server's own clock, in ms; None where the server doesn't say."""
-    for name in _GAPS:
-        count = _rise(before, after, f"{name}_count")
-        if count:
-            return 1e3 * _rise(before, after, f"{name}_sum") / count
-    return None
+    return _mean(before, after, _GAPS).mean_ms
+
+
+def account(before: Exposition, after: Exposition, records: Sequence[RequestRecord]) -> ServerAccount | None:
+    """What the server counted between two readings, beside the requests of the run between them; None where it counts
+    neither first tokens nor gaps."""
+    ttft, gap = _mean(before, after, _TTFT), _mean(before, after, _GAPS)
+    if not ttft.n and not gap.n:
+        return None
+    preempted = round(_rise(before, after, "vllm:num_preemptions_total"))
+    return ServerAccount.of(ttft, gap, _mean(before, after, _QUEUE), preempted, records)
 
 
 def evidence(
@@ -102,7 +117,7 @@ def evidence(
     """Where the server's own counts speak against what was inferred, or say what spoiled it. `seen_gap_ms`: the mean
     gap between tokens from outside."""
     found: list[Notice] = []
-    busy = sum(before.value(f"vllm:num_requests_{kind}") or 0.0 for kind in ("running", "waiting"))
+    busy = before.under_way
     share = others_share(before, after, sent)
     if busy or (share is not None and share > TOLD_SHARE):
         found.append(notices.server_has_others(round(busy), share))
@@ -144,6 +159,15 @@ def _unexplained_steps(
 def _above(reading: Exposition, edge: float) -> float:
     """Steps of more than `edge` tokens."""
     return reading.step_buckets.get(math.inf, 0.0) - reading.step_buckets.get(edge, 0.0)
+
+
+def _mean(before: Exposition, after: Exposition, names: tuple[str, ...]) -> Mean:
+    """The mean of what a histogram of seconds took in, under the first of its names that the server has."""
+    for name in names:
+        count = _rise(before, after, f"{name}_count")
+        if count:
+            return Mean(round(count), 1e3 * _rise(before, after, f"{name}_sum") / count)
+    return Mean()
 
 
 def _rise(before: Exposition, after: Exposition, name: str) -> float:

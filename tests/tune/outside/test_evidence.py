@@ -2,7 +2,16 @@
 
 import pytest
 
-from sarathi_tune.tune.outside.evidence import Exposition, Sent, evidence, others_share, own_gap_ms, read_exposition
+from sarathi_tune.goodput.server_account import Mean
+from sarathi_tune.tune.outside.evidence import (
+    Exposition,
+    Sent,
+    account,
+    evidence,
+    others_share,
+    own_gap_ms,
+    read_exposition,
+)
 from sarathi_tune.tune.outside.running import RunningBudget
 
 TEXT = """# HELP vllm:num_requests_running Number of requests in model execution batches.
@@ -117,3 +126,35 @@ def test_steps_above_the_budget_that_no_prompt_explains_are_told() -> None:
 def test_a_lower_bound_can_not_be_contradicted() -> None:
     bound = RunningBudget(400, (400, None), is_bound=True, error=0.01, num_full=0, num_injections=9, miscounted=0.0)
     assert codes(with_steps(0, 0, 0), with_steps(0, 0, 9), Sent(0), bound) == []
+
+
+def counted(ttft: tuple[float, float], gaps: tuple[float, float], queue: tuple[float, float], preempted: int) -> str:
+    """The lines of vLLM 0.32.0 about two engines, of which the second counted nothing."""
+    text = ""
+    for name, (count, total_s) in (
+        ("time_to_first_token", ttft),
+        ("inter_token_latency", gaps),
+        ("request_queue_time", queue),
+    ):
+        for engine, share in (("0", 1), ("1", 0)):
+            labels = f'{{engine="{engine}",model_name="m"}}'
+            text += f"vllm:{name}_seconds_count{labels} {share * count}\n"
+            text += f"vllm:{name}_seconds_sum{labels} {share * total_s}\n"
+    return text + f'vllm:num_preemptions_total{{engine="0",model_name="m"}} {float(preempted)}\n'
+
+
+def test_what_a_server_counted_over_a_run() -> None:
+    before = read_exposition(counted((10, 3.0), (300, 9.0), (9, 0.9), 2))
+    after = read_exposition(counted((30, 8.0), (900, 39.0), (29, 1.0), 5))
+    found = account(before, after, ())
+    assert found is not None
+    assert found.ttft.own == Mean(20, pytest.approx(250.0))
+    assert found.gap.own == Mean(600, pytest.approx(50.0))
+    assert found.queue == Mean(20, pytest.approx(5.0))
+    assert found.preemptions == 3
+
+
+def test_a_server_that_counts_no_answers_gives_no_account() -> None:
+    assert account(Exposition(), Exposition(), ()) is None
+    idle = read_exposition(counted((10, 3.0), (300, 9.0), (9, 0.9), 2))
+    assert account(idle, idle, ()) is None
