@@ -541,7 +541,7 @@ def server_preempted(count: int) -> Notice:
         "server-preempted",
         "warning",
         f"The server preempted requests {count} times while it was measured: its KV cache is too small for this load.",
-        "Give fewer decodes (--max-num-seqs) or less --context, or give the server more KV cache.",
+        "Send it less at once (fewer decodes, shorter contexts), or give the server more KV cache.",
     )
 
 
